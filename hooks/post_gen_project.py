@@ -1,0 +1,50 @@
+"""Show the answers that took effect, and what to run next.
+
+cookiecutter renders this file, then runs it in the finished project folder. It is valid Python
+before that too: it can be linted, formatted, and imported by the tests.
+"""
+
+import json
+import os
+import shlex
+import sys
+
+# Pairs of question and answer, in the order of the questions. They are read as data and can't
+# become code: in JSON a quote inside a text is written \" and so never ends this raw string, and
+# no more than two bare quotes stand side by side, those of an empty text.
+ANSWERS = r"""{{ cookiecutter.items() | list | tojson }}"""
+
+
+def describe(answers):
+    """Return the closing message."""
+    project_dir = os.path.join(answers["_output_dir"], answers["project_slug"])
+    public = {key: answer for key, answer in answers.items() if not key.startswith("_")}
+    width = max(map(len, public))
+    return "\n".join(
+        [
+            "",
+            f"Made {project_dir} with these answers:",
+            "",
+            *(f"  {question:{width}}  {answer}" for question, answer in public.items()),
+            "",
+            "Not what you asked for? cookiecutter ignores a misspelt key=value silently.",
+            "",
+            "Next, train the example, then prove its hooks:",
+            "",
+            f"  cd {shlex.quote(project_dir)}",
+            "  uv run train.py",
+            "  uv run pytest",
+            "",
+        ]
+    )
+
+
+def main():
+    """Print the closing message."""
+    # A terminal that can't show some letter of the name must not make a finished project fail.
+    sys.stdout.reconfigure(errors="backslashreplace")
+    print(describe(dict(json.loads(ANSWERS))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,907 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["tensorflow>=2.18", "keras>=3.8", "tensorboard>=2.18", "scikit-learn>=1.4"]
+# ///
+
+# Project: {{ cookiecutter.project_name }}
+"""Trains a model on one device, on many, or on many machines: the same job, the same numbers.
+
+    uv run train.py                     train, or go on where the last checkpoint stands
+    uv run train.py --smoke             a few steps of everything: does it work?
+    uv run train.py --replicas 4        rehearse four replicas on this machine's CPU
+    uv run train.py --mode evaluate     the best checkpoint of a run, on the test split
+    TF_CONFIG='{"cluster": …}' uv run train.py     be one worker of several: see README.md
+
+`python train.py` does the same where the packages above are installed. Edit section 3, and
+section 4 if your step is another; each place is marked TODO(you).
+"""
+
+import argparse
+import atexit
+import functools
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+stderr = os.dup(2)
+if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "3":
+    # TensorFlow's import writes to stderr whatever the level (abseil-cpp#1957). 0 shows it all.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+try:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+finally:
+    os.dup2(stderr, 2)
+
+# ----------------------------------------------------------------------------------------------
+# 2. Globals: assigned in `main`, read everywhere
+# ----------------------------------------------------------------------------------------------
+
+strategy: tf.distribute.Strategy  # where the replicas are, and how they sum
+model: keras.Model
+optimizer: keras.optimizers.Optimizer
+loss_object: keras.losses.Loss
+train_metrics: list[keras.metrics.Metric]
+validation_metrics: list[keras.metrics.Metric]
+test_metrics: list[keras.metrics.Metric]
+
+GLOBAL_BATCH_SIZE: int = 64  # --global-batch-size: examples a step, of all replicas together
+LEARNING_RATE: float = 2e-3  # --learning-rate
+SEED: int = 0  # --seed: of weights, data order, augmentation and dropout
+
+# The machinery's own (section 6):
+args: argparse.Namespace  # the flags
+state: dict[str, tf.Variable]  # where the run stands
+checkpoints: dict[str, tf.train.CheckpointManager]  # last and best
+run_dir: Path  # --run-dir on the chief; on other workers a folder that they remove
+STEPS_PER_EPOCH: int
+WORKER: int = 0  # the index of this worker; 0 is the chief
+WORKERS: int = 1
+
+# ----------------------------------------------------------------------------------------------
+# 3. Hooks: yours to edit
+# ----------------------------------------------------------------------------------------------
+
+
+def create_datasets():
+    """Says where the examples come from.
+
+    Returns:
+        The train, validation and test `tf.data.Dataset`, of single examples, unbatched, in a
+        fixed order. An example is any structure of tensors of constant shapes. Each worker holds
+        all of them in memory, so let them be cheap (a path, an id, a serialized record, a row of
+        an array) and leave what is dear to `preprocess`. Their number has to be known:
+        `tf.data.experimental.assert_cardinality` says it where TensorFlow can't tell.
+    """
+    # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16.
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    images, labels = images.reshape(-1, 8, 8, 1).astype("uint8"), labels.astype("int32")
+    # The file is sorted by writer, so shuffle before the split; whatever --seed, the same way.
+    order = np.random.default_rng(0).permutation(len(images))
+    splits = np.split(order, [1257, 1527])  # 70 %, 15 %, 15 %
+    return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
+
+
+def preprocess(batch, seeds, training):
+    """Turns examples into what the model reads. Runs on the worker whose share they are, several
+    batches at a time.
+
+    Args:
+        batch: examples of `create_datasets`, shuffled in training; each tensor is [batch, …].
+        seeds: [batch, 2] int32, one for each example: a function of SEED, the epoch and the
+            position in it. Draw from nothing else, and a resumed run draws the same.
+        training: a Python bool.
+
+    Returns:
+        (features, labels) or (features, labels, sample_weight), each [batch, …], the weights
+        [batch] float32.
+    """
+    images, labels = batch
+    # TODO(you): decode, resize, tokenize, augment. What can't be done to a whole batch at once
+    # goes through tf.map_fn, which beats a map of single examples:
+    #     if training:
+    #         images = tf.map_fn(
+    #             lambda one: tf.image.stateless_random_contrast(one[0], 0.5, 1.5, seed=one[1]),
+    #             (tf.cast(images, tf.float32), seeds),
+    #             fn_output_signature=tf.float32,
+    #         )
+    return tf.cast(images, tf.float32), labels
+
+
+def create_model_and_optimizer(strategy):
+    """Returns the model, built, and its optimizer; the scope puts a copy of each of their
+    variables on every replica."""
+    with strategy.scope():
+        # TODO(you): your model. Scaling that is part of it is part of the export too.
+        # BatchNormalization needs synchronized=True, or the result depends on how many replicas
+        # share a batch. Smooth activations keep such runs together for longer: a kink, relu's
+        # say, magnifies a difference in rounding.
+        model = keras.Sequential(
+            [
+                keras.Input([8, 8, 1]),
+                keras.layers.Rescaling(1 / 16),
+                keras.layers.Conv2D(32, 3, padding="same", activation="silu"),
+                keras.layers.Conv2D(32, 3, strides=2, padding="same", activation="silu"),
+                keras.layers.Flatten(),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(10),
+            ]
+        )
+        optimizer = keras.optimizers.Adam(LEARNING_RATE)
+    return model, optimizer
+
+
+def create_loss_objects(strategy):
+    """Returns the loss, of (labels, predictions), one value an example: [batch].
+
+    Not reduced, because a replica that takes the mean of its own examples doesn't know how many
+    the others have: `compute_loss` divides (tensorflow.org/tutorials/distribute/custom_training).
+    """
+    with strategy.scope():
+        # TODO(you): your loss.
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+
+def create_metrics(strategy):
+    """Returns three lists, the metrics of the train, validation and test split. Made in the
+    scope, their values span the replicas. The loss is logged anyway."""
+
+    def metrics():
+        # TODO(you): your metrics, each with a name of its own.
+        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+
+    with strategy.scope():
+        return metrics(), metrics(), metrics()
+
+
+def compute_loss(labels, predictions, sample_weight):
+    """Returns one replica's part of the training loss, []. The parts sum to the mean over the
+    global batch, plus the regularization losses, once.
+
+    Args:
+        labels, predictions: of this replica, [batch, …].
+        sample_weight: [batch] float32, or None.
+    """
+    # TODO(you): a weighted sum, where there are several losses.
+    loss = tf.nn.compute_average_loss(
+        loss_object(labels, predictions), sample_weight, global_batch_size=GLOBAL_BATCH_SIZE
+    )
+    if model.losses:  # of kernel_regularizer and the like: every replica has the whole of them
+        loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
+    return loss
+
+
+# ----------------------------------------------------------------------------------------------
+# 4. Steps: one batch, on one replica and on all
+# ----------------------------------------------------------------------------------------------
+
+
+def compute_gradients(features, labels, sample_weight):
+    """The forward and backward pass on one replica. This is what --jit-compile compiles: the
+    optimizer sums over replicas, which XLA can't do on CPUs."""
+    with tf.GradientTape() as tape:
+        predictions = model(features, training=True)
+        loss = compute_loss(labels, predictions, sample_weight)
+    return loss, predictions, tape.gradient(loss, model.trainable_variables)
+
+
+def train_step(batch):
+    """Updates the model with one replica's batch. Returns its part of the loss, []."""
+    # TODO(you): another unpacking; a second model and optimizer, of a GAN say.
+    features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    loss, predictions, gradients = compute_gradients(features, labels, sample_weight)
+    optimizer.apply(gradients, model.trainable_variables)  # of all replicas, summed
+    for metric in train_metrics:
+        metric.update_state(labels, predictions, sample_weight)
+    return loss
+
+
+def validation_step(batch):
+    """Returns the sums of one replica's losses and of its weights, each []. Sums, because the
+    last batch is filled up with examples of weight 0, and a replica may have no others."""
+    # TODO(you): as in train_step; and in test_step.
+    features, labels, sample_weight = batch
+    predictions = model(features, training=False)
+    for metric in validation_metrics:
+        metric.update_state(labels, predictions, sample_weight)
+    losses = loss_object(labels, predictions)
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
+
+
+def test_step(batch):
+    """Returns what validation_step does, of the test split."""
+    features, labels, sample_weight = batch
+    predictions = model(features, training=False)
+    for metric in test_metrics:
+        metric.update_state(labels, predictions, sample_weight)
+    losses = loss_object(labels, predictions)
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
+
+
+def distributed_train_step(batch):
+    """Runs train_step on all replicas. Returns the loss of the global batch, []."""
+    loss = strategy.run(train_step, args=(batch,))
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, loss, axis=None)
+
+
+def distributed_validation_step(batch):
+    """Runs validation_step on all replicas. Returns the sums over all."""
+    sums = strategy.run(validation_step, args=(batch,))
+    return [strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None) for value in sums]
+
+
+def distributed_test_step(batch):
+    """Runs test_step on all replicas. Returns the sums over all."""
+    sums = strategy.run(test_step, args=(batch,))
+    return [strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None) for value in sums]
+
+
+# ----------------------------------------------------------------------------------------------
+# 5. Loops: many steps
+# ----------------------------------------------------------------------------------------------
+
+
+@tf.function
+def run_train_steps(iterator, steps):
+    """Runs many steps in one graph, without a return to Python between them.
+
+    Args:
+        steps: [] int32, a tensor: a Python number would trace a new graph for each value.
+
+    Returns:
+        The sum of their losses, and the seconds spent waiting for data; [] float64.
+    """
+    loss_sum = waited = tf.zeros([], tf.float64)
+    for _ in tf.range(steps):
+        # The first weights get their gradients last: once they are updated, the step is done.
+        with tf.control_dependencies([tf.convert_to_tensor(model.trainable_variables[0].value)]):
+            ready = clock()
+        batch = next_batch(iterator)
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            waited += tf.maximum(clock() - ready, 0.0)
+        loss_sum += tf.cast(distributed_train_step(batch), tf.float64)
+        state["step"].assign_add(1)
+    return loss_sum, waited
+
+
+@tf.function
+def run_evaluation_steps(distributed_step, iterator, steps):
+    """Returns the weighted mean of the losses of many batches, [] float64."""
+    loss_sum = weight_sum = tf.zeros([], tf.float64)
+    for _ in tf.range(steps):
+        losses, weights = distributed_step(next_batch(iterator))
+        loss_sum += tf.cast(losses, tf.float64)
+        weight_sum += tf.cast(weights, tf.float64)
+    return loss_sum / weight_sum
+
+
+def train(iterator):
+    """Trains to the end of the epoch that the run stands in; logs and saves on the way.
+
+    A loop ends at each multiple of --steps-per-loop in the epoch, where it logs a line, and at
+    each multiple of --checkpoint-every-steps: a resumed run stops where an undisturbed one does.
+    Returns the line of the whole epoch.
+    """
+    step, epoch = int(state["step"].numpy()), int(state["epoch"].numpy()) + 1
+    first_step, last_step = (epoch - 1) * STEPS_PER_EPOCH, epoch * STEPS_PER_EPOCH
+    if step == first_step:
+        state["loss_sum"].assign(0.0)
+        reset(train_metrics)
+    logged, seconds, waited = step, 0.0, 0.0
+    while step < last_step:
+        steps = min(
+            last_step - step,
+            args.steps_per_loop - (step - first_step) % args.steps_per_loop,
+            args.checkpoint_every_steps - step % args.checkpoint_every_steps,
+        )
+        started = time.perf_counter()
+        loss, loop_waited = [float(x) for x in run_train_steps(iterator, tf.constant(steps))]
+        seconds, waited = seconds + time.perf_counter() - started, waited + loop_waited
+        if not math.isfinite(loss):
+            fail(
+                f"the loss is not finite between steps {step} and {step + steps}, and nothing of "
+                f"it was saved; a --learning-rate below {LEARNING_RATE:g} is the usual cure"
+            )
+        step += steps
+        state["loss_sum"].assign_add(loss)
+        if step == last_step or (step - first_step) % args.steps_per_loop == 0:
+            values = {
+                "loss": float(state["loss_sum"].numpy()) / (step - first_step),
+                **results(train_metrics),
+                "learning_rate": float(optimizer.learning_rate.numpy()),
+                "examples_per_second": (step - logged) * GLOBAL_BATCH_SIZE / seconds,
+                "input_wait": waited / seconds,
+            }
+            log("train", step, epoch, values)
+            show_progress(epoch, (step - first_step) / STEPS_PER_EPOCH, values)
+            logged, seconds, waited = step, 0.0, 0.0
+        if step < last_step and step % args.checkpoint_every_steps == 0:
+            save("last")
+    return values
+
+
+def validate(iterator, steps):
+    """Returns the loss and metrics of the validation split."""
+    reset(validation_metrics)
+    loss = run_evaluation_steps(distributed_validation_step, iterator, tf.constant(steps))
+    return {"loss": float(loss), **results(validation_metrics)}
+
+
+def test(iterator, steps):
+    """Returns the loss and metrics of the test split."""
+    reset(test_metrics)
+    loss = run_evaluation_steps(distributed_test_step, iterator, tf.constant(steps))
+    return {"loss": float(loss), **results(test_metrics)}
+
+
+def reset(metrics):
+    for metric in metrics:
+        metric.reset_state()
+
+
+def results(metrics):
+    return {metric.name: float(metric.result()) for metric in metrics}
+
+
+# ----------------------------------------------------------------------------------------------
+# 6. Machinery: seldom edited
+# ----------------------------------------------------------------------------------------------
+
+
+def refuse(message):
+    """Ends for wrong input: one line, exit code 2."""
+    print(f"train.py: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def fail(message):
+    """Ends a run that went wrong by itself: one line, exit code 1."""
+    print(f"train.py: stopped: {message}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def say(text, end="\n"):
+    """Prints on the chief; on a terminal, over the progress bar."""
+    if WORKER == 0:
+        print("\r\x1b[K" * sys.stdout.isatty() + text, end=end, flush=True)
+
+
+def show_progress(epoch, share, values):
+    if sys.stdout.isatty():
+        bar = f"{'█' * round(30 * share):░<30}"
+        speed = f"{values['examples_per_second']:,.0f} examples/s"
+        say(f"epoch {epoch}/{args.epochs}  {bar}  {describe(values)}  {speed}", end="")
+
+
+def describe(values):
+    """Returns the loss and the metrics of a line of the log as text."""
+    others = ("step", "epoch", "split", "learning_rate", "examples_per_second", "input_wait")
+    return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
+
+
+# Where the replicas are -----------------------------------------------------------------------
+
+
+def read_tf_config():
+    """Returns this worker's index and the number of workers, from TF_CONFIG. The chief is 0."""
+    example = (
+        '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
+    )
+    try:
+        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        if config == {}:
+            return 0, 1
+        cluster, job, index = config["cluster"], config["task"]["type"], config["task"]["index"]
+        for name in cluster:
+            if name not in ("chief", "worker"):
+                raise ValueError(
+                    f'the jobs of synchronous training are chief and worker, not "{name}"'
+                )
+        if job not in cluster or index not in range(len(cluster[job])):
+            raise ValueError(f"the cluster has no {job} {index}, which the task says this is")
+    except KeyError as key:
+        refuse(f"TF_CONFIG has no {key}; it should be like {example}")
+    except (ValueError, TypeError, AttributeError) as error:
+        refuse(f"TF_CONFIG: {error}; it should be like {example}")
+    chiefs = len(cluster.get("chief", []))
+    return index + chiefs * (job == "worker"), chiefs + len(cluster.get("worker", []))
+
+
+def create_strategy():
+    """Returns the strategy of --strategy, and the name that `auto` stands for."""
+    name, replicas = args.strategy, args.replicas
+    gpus = tf.config.list_physical_devices("GPU")
+    if name == "auto" and WORKERS > 1:
+        name = "multi_worker"
+    elif name == "auto" and (os.environ.get("TPU_NAME") or tf.config.list_physical_devices("TPU")):
+        name = "tpu"
+    elif name == "auto":
+        name = "mirrored" if (replicas or len(gpus)) > 1 else "one_device"
+
+    if WORKERS > 1 and name != "multi_worker":
+        refuse(f"--strategy {name} is for one worker, but TF_CONFIG has {WORKERS}; unset either")
+    if name == "multi_worker" and not os.environ.get("TF_CONFIG"):
+        refuse("--strategy multi_worker reads TF_CONFIG, which is not set; README.md shows how")
+    if replicas and name in ("multi_worker", "tpu"):
+        refuse(f"--replicas shares out one machine's CPU; with --strategy {name}, leave it out")
+    if name == "one_device" and (replicas or 1) > 1:
+        refuse(f"--strategy one_device has one replica, not {replicas}; mirrored has more")
+
+    if replicas:
+        gpus = []
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        shares = [tf.config.LogicalDeviceConfiguration()] * replicas
+        tf.config.set_logical_device_configuration(cpu, shares)
+    if name == "multi_worker":
+        return tf.distribute.MultiWorkerMirroredStrategy(), name
+    if name == "tpu":
+        try:
+            tpu = os.environ.get("TPU_NAME", "local")
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu)
+        except Exception as error:  # of a dozen kinds, which all mean that there is none
+            reason = str(error).partition("\n")[0]
+            refuse(f"--strategy tpu finds no TPU ({reason}); set TPU_NAME, or take another")
+        return tf.distribute.TPUStrategy(resolver), name
+    if name == "mirrored":
+        kind, count = ("GPU", len(gpus)) if gpus else ("CPU", replicas or 1)
+        return tf.distribute.MirroredStrategy([f"{kind}:{i}" for i in range(count)]), name
+    return tf.distribute.OneDeviceStrategy("GPU:0" if gpus else "CPU:0"), name
+
+
+def device_type():
+    """Returns CPU, GPU or TPU."""
+    return tf.DeviceSpec.from_string(strategy.extended.worker_devices[0]).device_type
+
+
+# Input ----------------------------------------------------------------------------------------
+
+
+def load(dataset, split):
+    """Returns all examples of a dataset, stacked in host memory, and their number. With all at
+    hand, the order of an epoch is computed instead of drawn from a buffer: a run resumes at any
+    step at once, and each worker knows its share."""
+    size = int(dataset.cardinality())
+    if size <= 0:
+        refuse(
+            f"create_datasets: the {split} dataset is empty, or doesn't know its size, which "
+            ".apply(tf.data.experimental.assert_cardinality(size)) tells it"
+        )
+    with tf.device("CPU:0"):
+        return dataset.batch(size).get_single_element(), size
+
+
+def distribute(examples, size, training, first_step=0):
+    """Returns an iterator for `next_batch`, and the number of steps in an epoch.
+
+    Its elements are the replicas' batches in turn, of constant shapes. In training they start at
+    `first_step` and never end; the order of an epoch is a permutation that depends on SEED and
+    the epoch alone. In evaluation the split repeats in its order, filled up to whole batches by
+    examples of weight 0: a replica with none at all would give NaN (tensorflow#41657).
+    """
+    steps = size // GLOBAL_BATCH_SIZE if training else math.ceil(size / GLOBAL_BATCH_SIZE)
+
+    def create_dataset(context):
+        replicas = context.num_replicas_in_sync // context.num_input_pipelines  # of this worker
+        batch_size = context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE)
+
+        def create_batch(i):
+            step, replica = i // replicas, context.input_pipeline_id * replicas + i % replicas
+            epoch = step // steps if training else tf.constant(-1, tf.int64)
+            start = step % steps * GLOBAL_BATCH_SIZE + replica * batch_size
+            position = start + tf.range(batch_size, dtype=tf.int64)
+            if training:
+                index = tf.random.experimental.index_shuffle(position, [SEED, epoch], size - 1)
+            else:
+                index = tf.minimum(position, size - 1)
+            key = tf.random.stateless_uniform([], [SEED, epoch], None, None, tf.int32)
+            seeds = tf.stack([tf.fill([batch_size], key), tf.cast(position, tf.int32)], axis=1)
+            batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
+            batch = preprocess(batch, seeds, training)
+            if training:
+                return batch
+            features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+            real = tf.cast(position < size, tf.float32)
+            return features, labels, real if sample_weight is None else real * sample_weight
+
+        order = tf.data.Dataset.range(first_step * replicas, 2**62)
+        if not training:
+            order = tf.data.Dataset.range(steps * replicas).repeat()
+        options = tf.data.Options()
+        if device_type() == "CPU":  # leave cores to the steps
+            options.threading.private_threadpool_size = max(1, (os.cpu_count() or 1) // 2)
+        batches = order.map(create_batch, num_parallel_calls=tf.data.AUTOTUNE)
+        return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+    if device_type() == "CPU":
+        context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)
+        return iter(create_dataset(context)), steps
+    return iter(strategy.distribute_datasets_from_function(create_dataset)), steps
+
+
+def next_batch(iterator):
+    """Returns the next batch of each replica of this worker."""
+    if device_type() != "CPU":
+        return next(iterator)
+    # A DistributedIterator copies batches to their devices ahead of time. A CPU has nothing to
+    # gain by that, and loses a fifth of its speed.
+    return strategy.experimental_distribute_values_from_function(lambda _: next(iterator))
+
+
+def clock():
+    """Returns the time in seconds, [] float64."""
+    if args.deterministic:  # which tf.timestamp refuses
+        return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64), [])
+    return tf.timestamp()
+
+
+# State ----------------------------------------------------------------------------------------
+
+
+def create_state():
+    """Returns what a run has to remember beside the model, the optimizer and the metrics."""
+    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    with strategy.scope():
+        step = tf.Variable(0, trainable=False, dtype=tf.int64, aggregation=first)
+    return {
+        "step": step,
+        "epoch": tf.Variable(0, dtype=tf.int64),  # the last that was trained and validated
+        "loss_sum": tf.Variable(0.0, dtype=tf.float64),  # of the steps of this epoch
+        "best_loss": tf.Variable(math.inf, dtype=tf.float64),  # of the validation split
+    }
+
+
+def create_checkpoint():
+    """Returns a checkpoint of all that the next step depends on."""
+    return tf.train.Checkpoint(
+        **state,
+        model=model_values(),
+        optimizer=[variable.value for variable in optimizer.variables],
+        metrics=[variable.value for metric in train_metrics for variable in metric.variables],
+    )
+
+
+def model_values():
+    """Returns the variables by path: as a Keras object, the model would be saved without the
+    random state of its layers."""
+    return {variable.path: variable.value for variable in model.variables}
+
+
+def restore_model(path):
+    """Loads the model's part of a checkpoint."""
+    tf.train.Checkpoint(model=model_values()).restore(path).expect_partial()
+
+
+def save(which):
+    """Saves to checkpoints/last or checkpoints/best. All workers take part, since a metric's
+    value is a sum over all of them; the chief's files stay."""
+    checkpoints[which].save(checkpoint_number=state["step"].numpy())
+    for metric in train_metrics:
+        for variable in metric.variables:
+            # A restored sum is shared equally by the replicas. Share it here too, and a resumed
+            # run rounds as this one does.
+            variable.assign(variable.value)
+
+
+@tf.function
+def seed_replicas():
+    """Gives each replica random numbers of its own: Keras starts all with one state, and they
+    would drop the same units. The first keeps the state, which is what checkpoints hold."""
+
+    def shift():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        for variable in model.variables:
+            if variable.path.endswith("seed_generator_state"):  # [seed, counter]
+                # Seeds are drawn below 1e9: a large odd factor keeps all of them apart.
+                offset = tf.cast(replica, variable.dtype) * 0x9E3779B1
+                variable.assign(variable + tf.stack([offset, tf.zeros_like(offset)]))
+
+    strategy.run(shift)
+
+
+# The run directory ----------------------------------------------------------------------------
+
+
+def read_log(folder):
+    """Returns the lines of metrics.jsonl, less one that a kill cut short."""
+    path = folder / "metrics.jsonl"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def log(split, step, epoch, values):
+    """Adds a line to metrics.jsonl, and points to TensorBoard's curves."""
+    line = {"step": step, "epoch": epoch, "split": split, **values}
+    with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    if importlib.util.find_spec("tensorboard"):  # TensorFlow 2.21 no longer brings it
+        with summary_writer(run_dir / "tensorboard" / split).as_default(step):
+            for name, value in values.items():
+                tf.summary.scalar(name, value)
+
+
+@functools.cache
+def summary_writer(folder):
+    return tf.summary.create_file_writer(str(folder))
+
+
+def find_checkpoint(config):
+    """Returns the checkpoint to start from, or None. Refuses a flag that would change the numbers
+    of the run that --run-dir holds."""
+    folder = Path(args.run_dir)
+    if folder.exists() and not folder.is_dir():
+        refuse(f"--run-dir {folder} is a file; name a folder")
+    if args.mode == "evaluate":
+        best = tf.train.latest_checkpoint(folder / "checkpoints" / "best")
+        return best or refuse(f"--run-dir {folder} has no checkpoint to evaluate; train it first")
+    last = tf.train.latest_checkpoint(folder / "checkpoints" / "last")
+    if last is None:
+        return None
+    before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for key in ("seed", "global_batch_size", "learning_rate", "train_examples"):
+        if before[key] != config[key]:
+            refuse(
+                f"--run-dir {folder} holds a run with {key} {before[key]}, not {config[key]}; "
+                f"keep {before[key]}, or name another folder"
+            )
+    epochs = max((line["epoch"] for line in read_log(folder)), default=0)
+    if epochs > args.epochs:
+        refuse(f"--run-dir {folder} has come to epoch {epochs}, past --epochs {args.epochs}")
+    return last
+
+
+def open_run_dir(config, step):
+    """Writes config.json and the copy of this script, and drops the lines of the log past `step`,
+    which the run will write again."""
+    lines = [x for x in read_log(run_dir) if x["step"] <= step and x["split"] != "test"]
+    texts = {
+        "config.json": json.dumps(config, indent=2) + "\n",
+        "train.py": Path(__file__).read_text(encoding="utf-8"),
+        "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
+    }
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            part = run_dir / f"{name}.part"  # so that a kill leaves the old file or the new one
+            part.write_text(text, encoding="utf-8")
+            part.replace(run_dir / name)
+    except OSError as error:
+        refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another folder")
+
+
+def git_commit():
+    """Returns the commit of the script's folder, or None."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
+
+
+def export():
+    """Writes export/: the model as a SavedModel, with model.keras beside it. A copy made without
+    a strategy, which loads anywhere."""
+    copy, _ = create_model_and_optimizer(tf.distribute.get_strategy())
+    copy.set_weights(model.get_weights())
+    part = run_dir / "export.part"
+    shutil.rmtree(part, ignore_errors=True)
+    copy.export(part, verbose=False)
+    copy.save(part / "model.keras")
+    shutil.rmtree(run_dir / "export", ignore_errors=True)
+    part.rename(run_dir / "export")
+
+
+def smoke(argv):
+    """Trains, validates, saves, resumes, tests, exports, reloads and predicts, a few steps of
+    each, in a folder that it removes. Returns the exit code."""
+    folder = Path(f"{args.run_dir}-smoke")
+    shutil.rmtree(folder, ignore_errors=True)
+    for epochs in ("1", "2"):  # each in a process of its own, like a run that was killed
+        process = multiprocessing.get_context("spawn").Process(
+            target=train_a_little, args=([*argv, "--run-dir", str(folder), "--epochs", epochs],)
+        )
+        process.start()
+        process.join()
+        if process.exitcode:
+            return process.exitcode
+    if WORKER == 0:
+        batch = next(iter(create_datasets()[2].batch(2)))
+        features = preprocess(batch, tf.zeros([2, 2], tf.int32), training=False)[0]
+        predictions = keras.saving.load_model(folder / "export" / "model.keras")(features)
+        saved_model = tf.saved_model.load(str(folder / "export"))
+        np.testing.assert_allclose(saved_model.serve(features), predictions, rtol=1e-4, atol=1e-5)
+        shutil.rmtree(folder)
+    say("smoke: trained, validated, saved, resumed, tested, exported, reloaded, predicted")
+    return 0
+
+
+def train_a_little(argv):
+    """Runs `main` on three batches of each split."""
+    global create_datasets
+    whole = create_datasets
+    create_datasets = lambda: [split.take(3 * GLOBAL_BATCH_SIZE) for split in whole()]  # noqa: E731
+    sys.exit(main(argv))
+
+
+# ----------------------------------------------------------------------------------------------
+# 7. main
+# ----------------------------------------------------------------------------------------------
+
+
+def whole_number(text, minimum=1):
+    if not text.isdecimal() or not minimum <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {minimum} up")
+    return int(text)
+
+
+def positive_number(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def parse_arguments(argv):
+    strategies = ["auto", "one_device", "mirrored", "multi_worker", "tpu"]
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.error = refuse  # argparse's own prints the usage first
+    add = parser.add_argument
+    add("--mode", choices=["train", "evaluate"], default="train")
+    add("--run-dir", default="run", help="all that the run writes, and resumes from (run)")
+    add("--strategy", choices=strategies, default="auto")
+    add("--replicas", type=whole_number, help="on the CPU, to rehearse")
+    add("--epochs", type=whole_number, default=30)
+    add("--global-batch-size", type=whole_number, default=GLOBAL_BATCH_SIZE)
+    add("--steps-per-loop", type=whole_number, default=100, help="and for each line of the log")
+    add("--learning-rate", type=positive_number, default=LEARNING_RATE)
+    add("--seed", type=lambda text: whole_number(text, minimum=0), default=SEED)
+    add("--jit-compile", action=argparse.BooleanOptionalAction, default=False, help="by XLA")
+    add("--checkpoint-every-steps", type=whole_number, default=1000, help="and each epoch")
+    add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
+    add("--smoke", action="store_true", help="a few steps of everything; keeps nothing")
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    """Returns the exit code: 0. Wrong input (2) and a failed run (1) end by SystemExit."""
+    global args, strategy, model, optimizer, loss_object, compute_gradients
+    global train_metrics, validation_metrics, test_metrics, state, checkpoints, run_dir
+    global GLOBAL_BATCH_SIZE, LEARNING_RATE, SEED, STEPS_PER_EPOCH, WORKER, WORKERS
+
+    # 1. Read the flags, and find out where to run.
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse_arguments(argv)
+    GLOBAL_BATCH_SIZE, LEARNING_RATE, SEED = args.global_batch_size, args.learning_rate, args.seed
+    WORKER, WORKERS = read_tf_config()
+    if args.smoke:
+        return smoke([argument for argument in argv if argument != "--smoke"])
+    keras.utils.set_random_seed(SEED)
+    if args.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    strategy, strategy_name = create_strategy()
+    replicas = strategy.num_replicas_in_sync
+    if GLOBAL_BATCH_SIZE % replicas:
+        below = GLOBAL_BATCH_SIZE // replicas * replicas
+        nearest = f"{below} or {below + replicas}" if below else replicas
+        refuse(
+            f"--global-batch-size {GLOBAL_BATCH_SIZE} can't be shared equally by {replicas} "
+            f"replicas; {nearest} can"
+        )
+
+    # 2. Load the data.
+    splits = zip(create_datasets(), ("train", "validation", "test"), strict=True)
+    train_set, validation_set, test_set = [load(dataset, split) for dataset, split in splits]
+    examples = train_set[1]
+    if GLOBAL_BATCH_SIZE > examples:
+        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} is more than all {examples} examples")
+
+    # 3. See what --run-dir holds.
+    config = {
+        **vars(args),
+        "strategy": strategy_name,
+        "replicas": replicas,
+        "workers": WORKERS,
+        "train_examples": examples,
+        "versions": {"python": platform.python_version(), "tensorflow": tf.__version__},
+        "git_commit": git_commit(),
+    }
+    config["versions"]["keras"] = keras.__version__
+    checkpoint_path = find_checkpoint(config)
+    end = read_log(Path(args.run_dir))[-1:]
+    if args.mode == "train" and [(x["split"], x["epoch"]) for x in end] == [("test", args.epochs)]:
+        say(f"{args.run_dir} is finished: test {describe(end[0])}; more --epochs would go on")
+        return 0
+
+    # 4. Create the model and what belongs to it; restore it.
+    loss_object = create_loss_objects(strategy)
+    train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
+    model, optimizer = create_model_and_optimizer(strategy)
+    with strategy.scope():  # in a traced step it is too late to create variables (keras#23085)
+        optimizer.build(model.trainable_variables)
+    if args.jit_compile:
+        compute_gradients = tf.function(compute_gradients, jit_compile=True)
+    test_iterator, test_steps = distribute(*test_set, training=False)
+    if args.mode == "evaluate":
+        restore_model(checkpoint_path)
+        say(f"test {describe(test(test_iterator, test_steps))}  of {checkpoint_path}")
+        return 0
+    state = create_state()
+    checkpoint = create_checkpoint()
+    if checkpoint_path:
+        checkpoint.restore(checkpoint_path).assert_consumed()
+    seed_replicas()
+    step = int(state["step"].numpy())
+    train_iterator, STEPS_PER_EPOCH = distribute(*train_set, training=True, first_step=step)
+    validation_iterator, validation_steps = distribute(*validation_set, training=False)
+    run_dir = Path(args.run_dir)
+    if WORKER > 0:
+        run_dir = Path(tempfile.mkdtemp(prefix="worker-"))
+        atexit.register(shutil.rmtree, run_dir, ignore_errors=True)
+    open_run_dir(config, step)
+    folder = run_dir / "checkpoints"
+    checkpoints = {
+        "last": tf.train.CheckpointManager(checkpoint, folder / "last", max_to_keep=3),
+        "best": tf.train.CheckpointManager(checkpoint, folder / "best", max_to_keep=1),
+    }
+    say(
+        f"{strategy_name} on {replicas} × {device_type()}, TensorFlow {tf.__version__}\n"
+        f"{replicas} replicas × {GLOBAL_BATCH_SIZE // replicas} examples = global batch of "
+        f"{GLOBAL_BATCH_SIZE}; {STEPS_PER_EPOCH} steps an epoch, which drops "
+        f"{examples % GLOBAL_BATCH_SIZE} of {examples} examples, others each time"
+    )
+    if checkpoint_path:
+        say(f"resumed at step {step}, from {checkpoint_path}")
+
+    # 5. Train and validate, epoch by epoch.
+    for epoch in range(int(state["epoch"].numpy()) + 1, args.epochs + 1):
+        trained = train(train_iterator)
+        step = epoch * STEPS_PER_EPOCH
+        validated = validate(validation_iterator, validation_steps)
+        log("validation", step, epoch, validated)
+        state["epoch"].assign(epoch)
+        is_best = validated["loss"] < state["best_loss"].numpy()
+        if is_best:
+            state["best_loss"].assign(validated["loss"])
+            save("best")
+        save("last")
+        say(
+            f"epoch {epoch}/{args.epochs}  train {describe(trained)}  validation "
+            f"{describe(validated)}  {trained['examples_per_second']:,.0f} examples/s"
+            f"{'  best' if is_best else ''}"
+        )
+
+    # 6. Test the best checkpoint.
+    best = tf.train.latest_checkpoint(Path(args.run_dir) / "checkpoints" / "best")
+    restore_model(best)
+    tested = test(test_iterator, test_steps)
+
+    # 7. Export it. The test line comes last: a log that ends in one is of a finished run.
+    if WORKER == 0:
+        export()
+    log("test", step, args.epochs, tested)
+    say(f"test {describe(tested)}  of {best}")
+    say(f"written to {run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
