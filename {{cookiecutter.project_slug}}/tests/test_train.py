@@ -23,17 +23,18 @@ SPEEDS = ("examples_per_second", "input_wait")
 # the random layers, whose numbers differ from replica to replica.
 START = """
 import sys
-sys.path.insert(0, {project!r})
+project, still, *arguments = sys.argv[1:]
+sys.path.insert(0, project)
 import train  # before keras: it silences TensorFlow's start
 import keras
-if {still}:
+if still == "still":
     for name in ("AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise", "SpatialDropout1D",
                  "SpatialDropout2D", "SpatialDropout3D"):
         getattr(keras.layers, name).call = lambda self, inputs, training=False: inputs
 whole = train.create_datasets
 train.create_datasets = lambda: [split.take(10 * train.GLOBAL_BATCH_SIZE) for split in whole()]
 """
-MAIN = START + "sys.exit(train.main(sys.argv[1:]))"
+MAIN = START + "sys.exit(train.main(arguments))"
 
 # Checks each hook by itself, and prints what it breaks.
 CHECK_HOOKS = (
@@ -47,11 +48,11 @@ def check(kept, hook, promise):
 
 splits = train.create_datasets()
 check(len(splits) == 3, "create_datasets", "gives a train, a validation and a test split")
-check(len({{str(s.element_spec) for s in splits}}) == 1, "create_datasets", "all splits are alike")
+check(len({str(s.element_spec) for s in splits}) == 1, "create_datasets", "all splits are alike")
 batch, seeds = next(iter(splits[0].batch(4))), tf.reshape(tf.range(8), [4, 2])
 first, second = train.preprocess(batch, seeds, True), train.preprocess(batch, seeds, True)
 for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second)):
-    check(a.shape[0] == 4, "preprocess", f"keeps the batch dimension, here 4, not {{a.shape}}")
+    check(a.shape[0] == 4, "preprocess", f"keeps the batch dimension, here 4, not {a.shape}")
     check(bool(tf.reduce_all(a == b)), "preprocess", "gives the same for the same seeds")
 
 strategy = tf.distribute.get_strategy()
@@ -61,13 +62,13 @@ train.loss_object = train.create_loss_objects(strategy)
 features, labels, weight = keras.utils.unpack_x_y_sample_weight(first)
 loss, predictions, gradients = train.compute_gradients(features, labels, weight)
 losses = train.loss_object(labels, predictions)
-check(losses.shape == [4], "create_loss_objects", f"one loss an example, [4], not {{losses.shape}}")
-check(loss.shape == [], "compute_loss", f"one number, not {{loss.shape}}")
+check(losses.shape == [4], "create_loss_objects", f"one loss an example, [4], not {losses.shape}")
+check(loss.shape == [], "compute_loss", f"one number, not {loss.shape}")
 for variable, gradient in zip(train.model.trainable_variables, gradients):
-    check(gradient is not None, "create_model_and_optimizer", f"{{variable.path}} gets a gradient")
+    check(gradient is not None, "create_model_and_optimizer", f"{variable.path} gets a gradient")
 for metrics in train.create_metrics(strategy):
     names = [metric.name for metric in metrics]
-    check(len(set(names)) == len(names), "create_metrics", f"names differ: {{names}}")
+    check(len(set(names)) == len(names), "create_metrics", f"names differ: {names}")
 print("\\n".join(broken))
 """
 )
@@ -82,7 +83,7 @@ size = int(test_split.cardinality())
 seeds = tf.zeros([size, 2], tf.int32)
 batch = train.preprocess(next(iter(test_split.batch(size))), seeds, False)
 features, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
-predictions = keras.saving.load_model(sys.argv[1])(features, training=False)
+predictions = keras.saving.load_model(arguments[0])(features, training=False)
 losses = train.create_loss_objects(tf.distribute.get_strategy())(labels, predictions)
 weight = tf.ones([size]) if weight is None else weight
 print(float(tf.reduce_sum(losses * weight) / tf.reduce_sum(weight)))
@@ -91,8 +92,8 @@ print(float(tf.reduce_sum(losses * weight) / tf.reduce_sum(weight)))
 
 
 def start(program, *arguments, still=False, env=None):
-    code = program.format(project=str(PROJECT), still=still)
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+    mode = "still" if still else "whole"
+    command = [sys.executable, "-c", program, str(PROJECT), mode, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, env={**os.environ, **(env or {})}, cwd=PROJECT, **pipes)
 
