@@ -1,9 +1,9 @@
-"""Steps per second and peak memory of train.py, of model.fit at its best settings, and of the
-bare training step, which is the limit of both: side by side, on the CPU.
+"""Steps a second and peak memory of train.py, of model.fit at its best settings, and of the bare
+training step, which is the limit of both: side by side, on this machine's CPU.
 
     python benchmarks/side_by_side.py [--rounds 5] [--seconds 5] [--replicas 1 2] [--json FILE]
 
-README.md, beside this file, says how to read the table.
+README.md, beside this file, says what is measured and how to read the table.
 """
 
 import argparse
@@ -21,146 +21,111 @@ import tempfile
 import time
 from pathlib import Path
 
+from cookiecutter.main import cookiecutter
+
 TEMPLATE = Path(__file__).resolve().parents[1]
-SCRIPT, OWN_LOG, LIMIT, BEST_FIT = "train.py", "train.py by its log", "limit", "best of fit"
-FIT = {  # each setting of model.fit: where the data comes from, steps_per_execution, jit_compile
-    f"fit {source} {steps}{' XLA' if xla else ''}": (source, steps, xla)
+SCRIPT, OWN_LOG, LIMIT, BEST_FIT = "train.py", "  by its own log", "limit", "best of fit"
+FIT = {  # the settings of model.fit: source of the data, steps_per_execution, jit_compile
+    f"  fit {source}, {steps}{', XLA' if xla else ''}": (source, steps, xla)
     for source in ("arrays", "tf.data")
     for steps in (1, 100)
     for xla in (False, True)
 }
-# A setting of fit slower than this share of the best in round 1 sits out the later rounds: it
-# can't become the best by noise, and the time is better spent on more rounds of the others.
-HOPELESS = 0.7
-STEPS_A_SECOND = 500  # an epoch has this many steps for each of --seconds
-
-
-# ----------------------------------------------------------------------------------------------
-# One contender, in a process of its own
-# ----------------------------------------------------------------------------------------------
+STEPS = 500  # an epoch has this many steps for each of --seconds
+# A setting of fit below this share of the best in round 1 sits out the other rounds: noise won't
+# make it the best, and its time is better spent on more rounds.
+HOPELESS = 0.5
 
 
 def measure(project, contender, replicas, seconds):
-    """Returns what one contender reached."""
-    script = import_script(Path(project) / "train.py")
+    """Returns what one contender reaches; runs in a process of its own."""
+    spec = importlib.util.spec_from_file_location("train", Path(project) / "train.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)  # imports TensorFlow; the rest of it waits for `main`
     if contender == SCRIPT:
         result = measure_script(script, replicas, seconds)
     elif contender == LIMIT:
         result = measure_limit(script, replicas, seconds)
     else:
         result = measure_fit(script, replicas, seconds, *FIT[contender])
-    versions = {"tensorflow": script.tf.__version__, "keras": script.keras.__version__}
-    return {"peak_memory": peak_memory(), **result, "versions": versions}
-
-
-def import_script(path):
-    """Imports the rendered train.py, TensorFlow with it."""
-    spec = importlib.util.spec_from_file_location("train", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
+    versions = f"TensorFlow {script.tf.__version__}, Keras {script.keras.__version__}"
+    return {"peak_memory": peak_memory(), "versions": versions, **result}
 
 
 def measure_script(script, replicas, seconds):
-    """Runs `main` with the flags at their defaults, on enlarged data, from its start to its end.
+    """Runs `main` to its end, with the default flags, on the enlarged data.
 
-    The second and third epoch are timed, from one call of `train` to the next and to the call of
-    `test`: all that a run does an epoch (log, validate, save) is in between.
+    Whole epochs are timed, the second and the third, from one call of `train` to the next and to
+    that of `test`: what a run does beside its steps (log, validate, save) is done in between.
     """
-    create_datasets, steps = script.create_datasets, round(STEPS_A_SECOND * seconds)
+    create_datasets, steps = script.create_datasets, round(STEPS * seconds)
     calls = []
 
-    def enlarged():
+    def create_large_datasets():
         train_set, validation_set, test_set = create_datasets()
         arrays = enlarge(script, train_set, steps)
         return script.tf.data.Dataset.from_tensor_slices(arrays), validation_set, test_set
 
-    def noting_calls(function):
-        def call(*args):
+    def note_calls(function):
+        def noted(*arguments):
             calls.append((time.perf_counter(), peak_memory()))
-            return function(*args)
+            return function(*arguments)
 
-        return call
+        return noted
 
-    script.create_datasets = enlarged
-    script.train, script.test = noting_calls(script.train), noting_calls(script.test)
+    script.create_datasets = create_large_datasets
+    script.train, script.test = note_calls(script.train), note_calls(script.test)
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--run-dir", f"{folder}/run", "--replicas", str(replicas), "--epochs", "3"]
-        code = script.main(flags)
-        if code:
-            raise RuntimeError(f"train.py ended with exit code {code}")
-        log = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        if code := script.main(flags):
+            raise SystemExit(code)
+        lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     _, (started, _), _, (ended, memory) = calls
-    lines = [line for line in map(json.loads, log) if line["split"] == "train"]
-    loops = [  # steps and seconds of each loop after the first epoch, as the script saw them
-        (step := line["step"] - before["step"],
-         step * script.GLOBAL_BATCH_SIZE / line["examples_per_second"])
-        for before, line in zip(lines, lines[1:], strict=False)
-        if line["epoch"] > 1
-    ]  # fmt: skip
+    logged = [line for line in map(json.loads, lines) if line["split"] == "train"]
+    logged = [line["examples_per_second"] for line in logged if line["epoch"] > 1]
     return {
         "steps_per_second": 2 * steps / (ended - started),
-        "logged_steps_per_second": sum(n for n, _ in loops) / sum(s for _, s in loops),
+        # Harmonic: the lines are of as many steps each, not of as many seconds.
+        "logged": statistics.harmonic_mean(logged) / script.GLOBAL_BATCH_SIZE,
         "traces": script.run_train_steps.experimental_get_tracing_count(),
-        # Of the training, as for fit, and of the whole run, with its test and its export.
-        "peak_memory": memory,
-        "peak_memory_of_run": peak_memory(),
+        "peak_memory": memory,  # of the training, as for fit
+        "peak_memory_of_run": peak_memory(),  # with its test and its export
     }
 
 
 def measure_fit(script, replicas, seconds, source, steps_per_execution, jit_compile):
-    """Times whole epochs, the second and the third, of `model.fit`."""
+    """Times whole epochs of `model.fit`, the second and the third."""
     strategy = create_strategy(script, replicas)
     model, optimizer = script.create_model_and_optimizer(strategy)
     loss = script.create_loss_objects(strategy)
-    # With the default reduction fit takes the mean over the global batch by itself.
+    # fit takes the mean over the global batch itself, if the loss has Keras's default reduction.
     loss = type(loss).from_config({**loss.get_config(), "reduction": "sum_over_batch_size"})
+    metrics, *_ = script.create_metrics(strategy)
+    execution = {"steps_per_execution": steps_per_execution, "jit_compile": jit_compile}
     with strategy.scope():
-        # Left to itself, fit fails on 2 replicas with steps_per_execution > 1 (keras#23085).
-        optimizer.build(model.trainable_variables)
-        model.compile(
-            optimizer,
-            loss,
-            metrics=script.create_metrics(strategy)[0],
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-        )
-
-    class Clock(script.keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            self.ends = []
-
-        def on_epoch_end(self, epoch, logs=None):
-            self.ends.append(time.perf_counter())
-
-    clock = Clock()
+        model.compile(optimizer, loss, metrics=metrics, **execution)
+    ends = []
+    note_end = script.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter())
+    )
 
     def fit(steps, epochs):
-        """Returns steps a second, the first epoch left out."""
-        data = create_fit_data(script, source, steps)
-        model.fit(**data, epochs=epochs, callbacks=[clock], verbose=0)
-        return (epochs - 1) * steps / (clock.ends[-1] - clock.ends[0])
+        arrays = enlarge(script, script.create_datasets()[0], steps)
+        if source == "arrays":
+            data = {"x": arrays[0], "y": arrays[1], "batch_size": script.GLOBAL_BATCH_SIZE}
+        else:
+            dataset = script.tf.data.Dataset.from_tensor_slices(arrays)
+            dataset = dataset.shuffle(100 * script.GLOBAL_BATCH_SIZE)
+            dataset = dataset.batch(script.GLOBAL_BATCH_SIZE, drop_remainder=True)
+            data = {"x": dataset.prefetch(script.tf.data.AUTOTUNE)}
+        ends.clear()
+        model.fit(**data, epochs=epochs, callbacks=[note_end], verbose=0)
+        return (epochs - 1) * steps / (ends[-1] - ends[0])
 
-    # A slow setting has shorter epochs, or its measurement would take minutes. Whichever can be
-    # the best of fit has epochs as long as those of train.py.
-    slow = fit(steps=200, epochs=2) * seconds
-    return {"steps_per_second": fit(round(min(slow, STEPS_A_SECOND * seconds)), epochs=3)}
-
-
-def create_fit_data(script, source, steps):
-    """Returns the arguments of `model.fit` for the same examples, in batches of the same size.
-
-    They stay uint8, a quarter of the memory: all that `preprocess` does is a cast, and a Keras
-    model casts its input by itself.
-    """
-    arrays = enlarge(script, script.create_datasets()[0], steps)
-    if source == "arrays":
-        features, labels = arrays
-        return {"x": features, "y": labels, "batch_size": script.GLOBAL_BATCH_SIZE}
-    dataset = script.tf.data.Dataset.from_tensor_slices(arrays)
-    dataset = dataset.shuffle(100 * script.GLOBAL_BATCH_SIZE)
-    dataset = dataset.batch(script.GLOBAL_BATCH_SIZE, drop_remainder=True)
-    return {"x": dataset.prefetch(script.tf.data.AUTOTUNE)}
+    # A slow setting gets shorter epochs, of about --seconds, or it would take minutes.
+    few = 200
+    steps = min(STEPS * seconds, fit(few, epochs=2) * seconds)
+    return {"steps_per_second": fit(max(few, round(steps)), epochs=3)}
 
 
 def measure_limit(script, replicas, seconds):
@@ -181,40 +146,175 @@ def measure_limit(script, replicas, seconds):
     def run_steps(batch, steps):
         for _ in tf.range(steps):
             script.distributed_train_step(batch)
-        return script.optimizer.iterations
+        return steps
 
     run_steps(batch, tf.constant(100)).numpy()
-    started, done, steps = time.perf_counter(), 0, STEPS_A_SECOND
+    started, done = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - started) < seconds:
-        run_steps(batch, tf.constant(steps)).numpy()  # waits for the end
-        done += steps
+        done += int(run_steps(batch, tf.constant(STEPS)))  # int waits for the result
     return {"steps_per_second": done / elapsed}
 
 
 def create_strategy(script, replicas):
-    tf = script.tf
+    """Returns the fastest for fit: none, on one device. On several, MirroredStrategy's default
+    reduction is a collective, with which fit fails as soon as steps_per_execution is above 1."""
+    distribute, config = script.tf.distribute, script.tf.config
     if replicas == 1:
-        return tf.distribute.get_strategy()  # none: what is fastest on one device
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    devices = [tf.config.LogicalDeviceConfiguration()] * replicas
-    tf.config.set_logical_device_configuration(cpu, devices)
-    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+        return distribute.get_strategy()
+    cpu = config.list_physical_devices("CPU")[0]
+    config.set_logical_device_configuration(cpu, [config.LogicalDeviceConfiguration()] * replicas)
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    return distribute.MirroredStrategy(devices, distribute.ReductionToOneDevice())
 
 
 def enlarge(script, dataset, steps):
-    """Returns the examples of a dataset as arrays, repeated up to `steps` batches."""
+    """Returns the examples of a dataset as arrays, repeated up to `steps` batches. For fit they
+    stay uint8 too, which takes the least memory: Keras casts in the step, as `preprocess` does."""
     size = steps * script.GLOBAL_BATCH_SIZE
     arrays = dataset.batch(dataset.cardinality()).get_single_element()
-    return script.tf.nest.map_structure(
-        lambda tensor: script.np.resize(tensor, [size, *tensor.shape[1:]]), arrays
-    )
+    return tuple(script.np.resize(array, [size, *array.shape[1:]]) for array in arrays)
 
 
 def peak_memory():
     """Returns the most memory that this process has held so far, in MiB.
 
-    The kernel keeps this mark itself, so that no peak falls between two samples. A process starts
-    with the mark of the one that started it: which is why the parent imports no TensorFlow.
+    The kernel keeps this mark, so no peak falls between two samples. A process inherits it from
+    the one that starts it: hence no TensorFlow in the parent.
     """
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def explain(error):
+    """Returns the line that says why: TensorFlow puts the stack of the graph before it."""
+    preamble = ("File ", "Graph execution error", "Detected at")
+    lines = [line.strip() for line in str(error).splitlines()]
+    reason = next((line for line in lines if line and not line.startswith(preamble)), "")
+    return f"{type(error).__name__}: {reason}"[:150]
+
+
+def run(**arguments):
+    """Measures one contender in a new process: what one leaves behind (threads, memory, compiled
+    graphs) would be there for the next, and logical devices can be set up only once."""
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+    environment["CUDA_VISIBLE_DEVICES"] = "-1"
+    command = [sys.executable, __file__, "measure", json.dumps(arguments)]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or [""])[-1]
+        return {"fails": f"exit code {process.returncode}: {last}"}
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def run_round(number, before, **common):
+    """Measures all contenders, one after the other, in an order of its own: a machine that slows
+    down for a while slows them all in some round, not the same one in each."""
+    contenders = [SCRIPT, LIMIT, *FIT]
+    if before:
+        best = before[BEST_FIT].get("steps_per_second", 0)
+        speeds = {name: before[name].get("steps_per_second", 0) for name in FIT}
+        contenders = [n for n in contenders if n not in FIT or speeds[n] > HOPELESS * best]
+    random.Random(number).shuffle(contenders)
+    results = {}
+    for name in contenders:
+        results[name] = run(contender=name, **common)
+        said = results[name].get("fails") or f"{results[name]['steps_per_second']:.0f} steps/s"
+        print(f"round {number}, {common['replicas']} replicas: {name}: {said}", file=sys.stderr)
+        if "fails" in results[name] and name not in FIT:
+            sys.exit(1)
+    fits = [{**results[n], "setting": n} for n in FIT if "steps_per_second" in results.get(n, {})]
+    results[BEST_FIT] = max(fits, key=lambda fit: fit["steps_per_second"], default={"fails": "all"})
+    results[OWN_LOG] = {"steps_per_second": results[SCRIPT]["logged"]}
+    return results
+
+
+def compare(rounds, one, other, key="steps_per_second"):
+    """Returns the median over rounds of the ratio within a round: what slows a whole round
+    cancels out. None, if there is none."""
+    pairs = [(r.get(one, {}).get(key), r.get(other, {}).get(key)) for r in rounds]
+    return statistics.median([a / b for a, b in pairs if a and b] or [float("nan")])
+
+
+def print_table(replicas, rounds):
+    place = "one device" if replicas == 1 else f"{replicas} replicas"
+    print(f"\n{place:24}  steps/s       min–max   ÷ train.py  ÷ limit  peak MiB  rounds")
+    for name in [SCRIPT, OWN_LOG, BEST_FIT, *FIT, LIMIT]:
+        results = [r[name] for r in rounds if "steps_per_second" in r.get(name, {})]
+        if not results:
+            print(f"{name:24}  fails: {rounds[0][name]['fails']}")
+            continue
+        speeds = [result["steps_per_second"] for result in results]
+        spread = f"{min(speeds):.0f}–{max(speeds):.0f}"
+        memory = [result["peak_memory"] for result in results if "peak_memory" in result]
+        print(
+            f"{name:24} {statistics.median(speeds):8.0f}  {spread:>12}"
+            f"  {compare(rounds, name, SCRIPT):11.2f}  {compare(rounds, name, LIMIT):7.2f}"
+            f"  {f'{statistics.median(memory):.0f}' if memory else '':>8}  {len(results):6}"
+        )
+    whole = statistics.median(r[SCRIPT]["peak_memory_of_run"] for r in rounds)
+    traces = max(r[SCRIPT]["traces"] for r in rounds)
+    print(f"train.py traced its loop {traces}×; with test and export its peak is {whole:.0f} MiB")
+
+
+def print_goals(rounds):
+    print("\nGoals, each the median of the ratios within a round")
+    one, two = rounds.get(1), rounds.get(2)
+    goals = [
+        ("train.py ÷ best of fit, one device", one, BEST_FIT, "steps_per_second", 1.1),
+        ("train.py ÷ limit, one device", one, LIMIT, "steps_per_second", 0.85),
+        ("train.py ÷ best of fit, 2 replicas", two, BEST_FIT, "steps_per_second", 1.2),
+        ("peak memory ÷ that of best of fit, one device", one, BEST_FIT, "peak_memory", 1.1),
+    ]
+    for label, measured, other, key, goal in goals:
+        if measured:
+            ratio = compare(measured, SCRIPT, other, key)
+            sign, met = ("≤", ratio <= goal) if key == "peak_memory" else ("≥", ratio >= goal)
+            print(f"{label:46} {ratio:5.2f}  {sign} {goal:4}  {'met' if met else 'missed'}")
+
+
+def describe_machine():
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next((x.split(": ")[1] for x in lines if x.startswith("model name")), cpu)
+    load = f"load {os.getloadavg()[0]:.1f} at the start"
+    date = datetime.datetime.now().isoformat(" ", "minutes")
+    return f"{date}, {os.cpu_count()} × {cpu}, {load}, Python {platform.python_version()}"
+
+
+def main():
+    if sys.argv[1:2] == ["measure"]:  # `run` starts this script again so
+        try:
+            result = measure(**json.loads(sys.argv[2]))
+        except Exception as error:
+            result = {"fails": explain(error)}
+        print(json.dumps(result))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5, help="about those of a measurement")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--json", type=Path, help="a file for all that was measured")
+    args = parser.parse_args()
+    machine = describe_machine()
+    rounds = {replicas: [] for replicas in args.replicas}
+    with tempfile.TemporaryDirectory() as folder:
+        project = cookiecutter(
+            str(TEMPLATE), no_input=True, default_config=True, accept_hooks=False, output_dir=folder
+        )
+        for number in range(1, args.rounds + 1):
+            for replicas, done in rounds.items():
+                common = {"project": project, "replicas": replicas, "seconds": args.seconds}
+                done.append(run_round(number, done[0] if done else None, **common))
+    machine += f", {rounds[args.replicas[0]][0][SCRIPT]['versions']}"
+    if args.json:
+        content = {"machine": machine, "arguments": vars(args), "rounds": rounds}
+        args.json.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
+    print(machine)
+    for replicas, done in rounds.items():
+        print_table(replicas, done)
+    print_goals(rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,17 @@
-"""What the tests of the template share: rendering a project, and the questions to vary.
+"""What the tests of the template share: rendering a project, the questions to vary, and training.
 
 A test that takes `answers` runs once for every combination of the choices in cookiecutter.json, so
 that a choice added there is tested without a new test.
+
+TensorFlow runs in processes of their own: strategies of several sizes in one break collectives.
 """
 
+import hashlib
 import itertools
 import json
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +19,23 @@ import pytest
 from cookiecutter.main import cookiecutter
 
 TEMPLATE = Path(__file__).resolve().parents[1]
+
+# The order to run the files in: from seconds to minutes.
+FILES_IN_ORDER = ["test_rendering", "test_bad_input", "test_running", "test_exactness"]
+
+TIMEOUT = 300  # seconds, of any one process
+
+# Text of train.py, and what the tests put in its place.
+NO_DROPOUT = ("keras.layers.Dropout(0.3)", "keras.layers.Dropout(0.0)")
+
+# Of runs whose bits are compared. Many checkpoints: each might change something, or miss it.
+FLAGS = ("--global-batch-size", "16", "--epochs", "4", "--checkpoint-every-steps", "10")
+
+
+def pytest_collection_modifyitems(items):
+    """Run the fast files first; those not listed come last."""
+    names = FILES_IN_ORDER
+    items.sort(key=lambda item: names.index(n) if (n := item.path.stem) in names else len(names))
 
 
 def read_questions():
@@ -98,3 +120,150 @@ def cookiecutter_environment(tmp_path_factory):
         "COLUMNS": "500",
         "NO_COLOR": "1",
     }
+
+
+# --------------------------------------------------------------------------------------------------
+# Training
+# --------------------------------------------------------------------------------------------------
+
+
+def environment(**variables):
+    """Return environment variables for train.py: of this process, but for what would steer it."""
+    steering = ("TF_", "TPU_", "XLA_", "KERAS_", "SLURM_", "GIT_", "COLUMNS", "PYTHONPATH")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
+    # The same bits are promised of CPUs.
+    return {**kept, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONDONTWRITEBYTECODE": "1", **variables}
+
+
+def flags_of(replicas):
+    """Return the flags for some replicas. One is what a run without the flag has."""
+    return () if replicas == 1 else ("--replicas", str(replicas))
+
+
+def edit(script, folder, *edits):
+    """Copy a script into a folder, with texts replaced. Return the copy's path."""
+    text = script.read_text(encoding="utf-8")
+    for old, new in edits:
+        assert text.count(old) == 1, f"{script.name} has {text.count(old)} times: {old}"
+        text = text.replace(old, new)
+    copy = folder / script.name
+    copy.write_text(text, encoding="utf-8")
+    return copy
+
+
+def start(script, *flags, env=None, **options):
+    """Start a script in its folder, as a user types it there. Return the process."""
+    return subprocess.Popen(
+        [sys.executable, script.name, *map(str, flags)],
+        cwd=script.parent,
+        env=env or environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        **options,
+    )
+
+
+def find_free_ports(count):
+    """Return ports of this machine that are all free."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def start_workers(script, tasks, *flags):
+    """Start a worker for each task, (job, index). They use the folder "scratch" for temporaries."""
+    scratch = script.parent / "scratch"
+    scratch.mkdir(exist_ok=True)
+    cluster = {}
+    for (job, _), port in zip(tasks, find_free_ports(len(tasks)), strict=True):
+        cluster.setdefault(job, []).append(f"127.0.0.1:{port}")
+    configs = [{"cluster": cluster, "task": {"type": job, "index": index}} for job, index in tasks]
+    return [
+        start(script, *flags, env=environment(TF_CONFIG=json.dumps(c), TMPDIR=str(scratch)))
+        for c in configs
+    ]
+
+
+def finish(process, timeout=TIMEOUT):
+    """Wait for a process. Return its exit code and its output, stdout and stderr."""
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    finally:
+        process.kill()  # Of no effect on one that has ended.
+    return process.returncode, output, errors
+
+
+def train(script, *flags, **options):
+    """Run a script to its good end. Return its output."""
+    code, output, errors = finish(start(script, *flags, **options))
+    assert (code, errors) == (0, ""), f"{flags}\n{output}\n{errors}"
+    return output
+
+
+def ask_child(question, *arguments, **options):
+    """Return what child.py answers, which is where the tests use TensorFlow itself."""
+    finished = subprocess.run(
+        [sys.executable, Path(__file__).with_name("child.py"), question, *map(str, arguments)],
+        env=environment(),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT,
+        check=False,
+        **options,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def read_metrics(run_dir, *left_out):
+    """Return the lines of metrics.jsonl, without some of their keys."""
+    text = (run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [{key: line[key] for key in line if key not in left_out} for line in lines]
+
+
+def read_numbers(run_dir):
+    """Return the lines of metrics.jsonl without the speeds, which differ from run to run."""
+    return read_metrics(run_dir, "examples_per_second", "input_wait")
+
+
+def hash_tree(folder):
+    """Return the content and the time of change of every file and folder below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): (
+            path.stat().st_mtime_ns,
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder",
+        )
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.fixture(scope="session")
+def script(render, tmp_path_factory):
+    """Return the path of the train.py of the default answers."""
+    return render(tmp_path_factory.mktemp("rendered")) / "train.py"
+
+
+@pytest.fixture(scope="session")
+def train_once(script, tmp_path_factory):
+    """Return a function that trains with some flags and edits of the script, once a session.
+
+    It returns the run's folder, which tests share: one that changes it takes a copy.
+    """
+    trained = {}
+
+    def train_or_recall(*flags, edits=()):
+        key = (flags, edits)
+        if key not in trained:
+            folder = tmp_path_factory.mktemp("trained")
+            trained[key] = folder, finish(start(edit(script, folder, *edits), *flags))
+        folder, (code, output, errors) = trained[key]
+        assert (code, errors) == (0, ""), f"{flags}\n{output}\n{errors}"
+        return folder / "run"
+
+    return train_or_recall

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["tensorflow>=2.18", "keras>=3.8", "tensorboard>=2.18", "scikit-learn>=1.4"]
+# dependencies = ["tensorflow>=2.18", "keras>=3.10", "tensorboard>=2.18", "scikit-learn>=1.4"]
 # ///
 
 # Project: {{ cookiecutter.project_name }}
@@ -32,6 +32,7 @@ import tempfile
 import time
 from pathlib import Path
 
+os.environ["KERAS_BACKEND"] = "tensorflow"  # whatever ~/.keras/keras.json prefers
 stderr = os.dup(2)
 if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "3":
     # TensorFlow's import writes to stderr whatever the level (abseil-cpp#1957). 0 shows it all.
@@ -382,7 +383,7 @@ def show_progress(epoch, share, values):
     if sys.stdout.isatty():
         bar = f"{'█' * round(30 * share):░<30}"
         speed = f"{values['examples_per_second']:,.0f} examples/s"
-        say(f"epoch {epoch}/{args.epochs}  {bar}  {describe(values)}  {speed}", end="")
+        say(f"epoch {epoch:3}/{args.epochs}  {bar}  {describe(values)}  {speed}", end="")
 
 
 def describe(values):
@@ -864,8 +865,8 @@ def main(argv=None):
     }
     say(
         f"{strategy_name} on {replicas} × {device_type()}, TensorFlow {tf.__version__}\n"
-        f"{replicas} replicas × {GLOBAL_BATCH_SIZE // replicas} examples = global batch of "
-        f"{GLOBAL_BATCH_SIZE}; {STEPS_PER_EPOCH} steps an epoch, which drops "
+        f"global batch of {GLOBAL_BATCH_SIZE} = {replicas} replica{'s' * (replicas > 1)} × "
+        f"{GLOBAL_BATCH_SIZE // replicas} examples; {STEPS_PER_EPOCH} steps an epoch, which drops "
         f"{examples % GLOBAL_BATCH_SIZE} of {examples} examples, others each time"
     )
     if checkpoint_path:
@@ -876,6 +877,8 @@ def main(argv=None):
         trained = train(train_iterator)
         step = epoch * STEPS_PER_EPOCH
         validated = validate(validation_iterator, validation_steps)
+        if not math.isfinite(validated["loss"]):
+            fail(f"the validation loss is not finite after step {step}; that state was not saved")
         log("validation", step, epoch, validated)
         state["epoch"].assign(epoch)
         is_best = validated["loss"] < state["best_loss"].numpy()
@@ -884,7 +887,7 @@ def main(argv=None):
             save("best")
         save("last")
         say(
-            f"epoch {epoch}/{args.epochs}  train {describe(trained)}  validation "
+            f"epoch {epoch:3}/{args.epochs}  train {describe(trained)}  validation "
             f"{describe(validated)}  {trained['examples_per_second']:,.0f} examples/s"
             f"{'  best' if is_best else ''}"
         )

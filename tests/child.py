@@ -1,0 +1,186 @@
+"""Answers questions about train.py and its runs that take TensorFlow: python child.py QUESTION ….
+
+The tests start it as a process of its own. The last line that it prints is the answer, as JSON.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+
+def load(path):
+    """Return a script as a module, without a run of it. It shares nothing with earlier ones."""
+    spec = importlib.util.spec_from_file_location("train", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --------------------------------------------------------------------------------------------------
+# What a run has written
+# --------------------------------------------------------------------------------------------------
+
+
+def tensors(*run_dirs):
+    """Return the hash of every tensor of the newest checkpoint of each kind of each run."""
+    return [
+        {kind: hash_tensors(Path(run_dir, "checkpoints", kind)) for kind in ("last", "best")}
+        for run_dir in run_dirs
+    ]
+
+
+def hash_tensors(folder):
+    path = tf.train.latest_checkpoint(folder)
+    reader = tf.train.load_checkpoint(path)
+    hashes = {"file": Path(path).name}
+    for name in reader.get_variable_to_shape_map():
+        # The graph of the objects has no values.
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH":
+            value = reader.get_tensor(name)
+            digest = hashlib.sha256(value.tobytes()).hexdigest()
+            hashes[name] = f"{value.dtype} {value.shape} {digest}"
+    return hashes
+
+
+def evaluations(*run_dirs):
+    """Return loss and accuracy of each run's two exports, by NumPy: per run, export and split."""
+    return [evaluate_exports(Path(run_dir)) for run_dir in run_dirs]
+
+
+def evaluate_exports(run_dir):
+    script = load(run_dir / "train.py")  # The copy: as it was when the run began.
+    exports = {
+        "model.keras": tf.keras.models.load_model(run_dir / "export" / "model.keras"),
+        "SavedModel": tf.saved_model.load(str(run_dir / "export")).serve,
+    }
+    splits = zip(("validation", "test"), script.create_datasets()[1:], strict=True)
+    batches = {split: next(iter(dataset.batch(10**6))) for split, dataset in splits}
+    return {
+        name: {split: evaluate(script, predict, batch) for split, batch in batches.items()}
+        for name, predict in exports.items()
+    }
+
+
+def evaluate(script, predict, batch):
+    seeds = tf.zeros([len(batch[0]), 2], tf.int32)
+    features, labels, *weights = script.preprocess(batch, seeds, training=False)
+    logits = np.asarray(predict(features), "float64")
+    logits -= logits.max(axis=1, keepdims=True)
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels]
+    right = logits.argmax(axis=1) == labels
+    weights = np.asarray(weights[0], "float64") if weights else np.ones(len(labels))
+    return {
+        "examples": len(labels),
+        "loss": float(np.average(losses, weights=weights)),
+        "accuracy": float(np.average(right, weights=weights)),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Batches
+# --------------------------------------------------------------------------------------------------
+
+EXAMPLES = 203
+BATCH_SIZE = 20
+
+
+def batches(path, replicas):
+    """Return the examples' numbers and seeds, batch by batch, from several first steps and seeds.
+
+    A batch is that of all replicas, in their order.
+    """
+    script = load(path)
+    script.preprocess = lambda batch, seeds, training: (batch, seeds)
+    flags = ["--replicas", replicas, "--global-batch-size", str(BATCH_SIZE)]
+    script.args = script.parse_arguments(flags)
+    script.GLOBAL_BATCH_SIZE = BATCH_SIZE
+    script.strategy, _ = script.create_strategy()
+    assert script.strategy.num_replicas_in_sync == int(replicas)
+    examples = script.load(tf.data.Dataset.range(EXAMPLES), "train")
+
+    def read(seed, first_step, steps):
+        script.SEED = seed
+        iterator, _ = script.distribute(*examples, training=True, first_step=first_step)
+        return [read_batch(script, iterator) for _ in range(steps)]
+
+    script.SEED = 0
+    iterator, steps = script.distribute(*examples, training=False)
+    return {
+        "steps an epoch": script.distribute(*examples, training=True)[1],
+        "seed 0": read(seed=0, first_step=0, steps=32),
+        "seed 0 from 7": read(seed=0, first_step=7, steps=8),
+        "seed 0 from 23": read(seed=0, first_step=23, steps=9),
+        "seed 1": read(seed=1, first_step=0, steps=32),
+        "evaluation": [read_batch(script, iterator, seeds=False) for _ in range(2 * steps)],
+    }
+
+
+def read_batch(script, iterator, seeds=True):
+    """Return the numbers of a batch's examples, and their seeds or else their weights."""
+    parts = script.strategy.experimental_local_results(script.next_batch(iterator))
+    parts = [(part[0], part[1 if seeds else 2]) for part in parts]
+    numbers, others = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return [numbers.tolist(), others.tolist()]
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands
+# --------------------------------------------------------------------------------------------------
+
+
+def commands():
+    """Run commands, given as JSON on stdin. Return exit code, stdout and stderr of each.
+
+    A command has a script, flags, variables and the folder to run in.
+    """
+    return [run_command(**command) for command in json.load(sys.stdin)]
+
+
+def run_command(script, flags, variables, folder):
+    for name in ("TF_CONFIG", "TPU_NAME"):
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    os.chdir(folder)
+    with redirect(1) as output, redirect(2) as errors:
+        try:
+            code = load(script).main(flags)
+        except SystemExit as error:
+            code = error.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+    return {"code": code, "stdout": output[0], "stderr": errors[0]}
+
+
+@contextlib.contextmanager
+def redirect(descriptor):
+    """Give a list that has all that was written, of C++ too, once the block is left."""
+    text, stream = [], {1: sys.stdout, 2: sys.stderr}[descriptor]
+    stream.flush()
+    kept = os.dup(descriptor)
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        os.dup2(file.fileno(), descriptor)
+        try:
+            yield text
+        finally:
+            stream.flush()
+            os.dup2(kept, descriptor)
+            os.close(kept)
+            file.seek(0)
+            text.append(file.read())
+
+
+if __name__ == "__main__":
+    questions = {"tensors": tensors, "evaluations": evaluations}
+    questions |= {"batches": batches, "commands": commands}
+    question, *arguments = sys.argv[1:]
+    print(json.dumps(questions[question](*arguments)))
