@@ -580,9 +580,14 @@ def model_values():
     return {variable.path: variable.value for variable in model.variables}
 
 
-def restore_model(path):
-    """Loads the model's part of a checkpoint."""
-    tf.train.Checkpoint(model=model_values()).restore(path).expect_partial()
+def restore(checkpoint, path):
+    """Loads every variable that `checkpoint` has; the file may hold more."""
+    try:
+        checkpoint.restore(path).assert_existing_objects_matched().expect_partial()
+    except (AssertionError, ValueError) as error:
+        tf.get_logger().setLevel("ERROR")  # it would warn of each variable by itself
+        reason = str(error).partition("\n")[0]
+        refuse(f"{path} is of another model or optimizer ({reason}); name another --run-dir")
 
 
 def save(which):
@@ -638,29 +643,28 @@ def summary_writer(folder):
     return tf.summary.create_file_writer(str(folder))
 
 
-def find_checkpoint(config):
-    """Returns the checkpoint to start from, or None. Refuses a flag that would change the numbers
-    of the run that --run-dir holds."""
+def find_checkpoint(which):
+    """Returns the path of the newest checkpoint in --run-dir, or None."""
     folder = Path(args.run_dir)
     if folder.exists() and not folder.is_dir():
         refuse(f"--run-dir {folder} is a file; name a folder")
-    if args.mode == "evaluate":
-        best = tf.train.latest_checkpoint(folder / "checkpoints" / "best")
-        return best or refuse(f"--run-dir {folder} has no checkpoint to evaluate; train it first")
-    last = tf.train.latest_checkpoint(folder / "checkpoints" / "last")
-    if last is None:
-        return None
-    before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return tf.train.latest_checkpoint(folder / "checkpoints" / which)
+
+
+def check_run(config):
+    """Returns the last line of the log of the run in --run-dir. Refuses a flag that would change
+    the numbers of that run."""
+    before = json.loads(Path(args.run_dir, "config.json").read_text(encoding="utf-8"))
     for key in ("seed", "global_batch_size", "learning_rate", "train_examples"):
         if before[key] != config[key]:
             refuse(
-                f"--run-dir {folder} holds a run with {key} {before[key]}, not {config[key]}; "
-                f"keep {before[key]}, or name another folder"
+                f"--run-dir {args.run_dir} holds a run with {key} {before[key]}, not "
+                f"{config[key]}; keep {before[key]}, or name another folder"
             )
-    epochs = max((line["epoch"] for line in read_log(folder)), default=0)
-    if epochs > args.epochs:
-        refuse(f"--run-dir {folder} has come to epoch {epochs}, past --epochs {args.epochs}")
-    return last
+    end = [{"split": None, "epoch": 0}, *read_log(Path(args.run_dir))][-1]
+    if end["epoch"] > args.epochs:
+        refuse(f"--run-dir {args.run_dir} is at epoch {end['epoch']}, past --epochs {args.epochs}")
+    return end
 
 
 def open_run_dir(config, step):
@@ -767,16 +771,16 @@ def parse_arguments(argv):
     parser.error = refuse  # argparse's own prints the usage first
     add = parser.add_argument
     add("--mode", choices=["train", "evaluate"], default="train")
-    add("--run-dir", default="run", help="all that the run writes, and resumes from (run)")
-    add("--strategy", choices=strategies, default="auto")
-    add("--replicas", type=whole_number, help="on the CPU, to rehearse")
-    add("--epochs", type=whole_number, default=30)
-    add("--global-batch-size", type=whole_number, default=GLOBAL_BATCH_SIZE)
-    add("--steps-per-loop", type=whole_number, default=100, help="and for each line of the log")
-    add("--learning-rate", type=positive_number, default=LEARNING_RATE)
-    add("--seed", type=lambda text: whole_number(text, minimum=0), default=SEED)
-    add("--jit-compile", action=argparse.BooleanOptionalAction, default=False, help="by XLA")
-    add("--checkpoint-every-steps", type=whole_number, default=1000, help="and each epoch")
+    add("--run-dir", default="run", help="what the run writes, and resumes from [%(default)s]")
+    add("--strategy", choices=strategies, default="auto", help="[%(default)s]")
+    add("--replicas", type=whole_number, help="share out the CPU among as many, to rehearse")
+    add("--epochs", type=whole_number, default=30, help="[%(default)s]")
+    add("--global-batch-size", type=whole_number, default=GLOBAL_BATCH_SIZE, help="[%(default)s]")
+    add("--steps-per-loop", type=whole_number, default=100, help="to a line of the log [100]")
+    add("--learning-rate", type=positive_number, default=LEARNING_RATE, help="[%(default)s]")
+    add("--seed", type=lambda text: whole_number(text, 0), default=SEED, help="[%(default)s]")
+    add("--jit-compile", action=argparse.BooleanOptionalAction, default=False, help="use XLA")
+    add("--checkpoint-every-steps", type=whole_number, default=1000, help="and each epoch [1000]")
     add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
     add("--smoke", action="store_true", help="a few steps of everything; keeps nothing")
     return parser.parse_args(argv)
@@ -813,7 +817,7 @@ def main(argv=None):
     train_set, validation_set, test_set = [load(dataset, split) for dataset, split in splits]
     examples = train_set[1]
     if GLOBAL_BATCH_SIZE > examples:
-        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} is more than all {examples} examples")
+        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} is above the {examples} training examples")
 
     # 3. See what --run-dir holds.
     config = {
@@ -822,15 +826,18 @@ def main(argv=None):
         "replicas": replicas,
         "workers": WORKERS,
         "train_examples": examples,
-        "versions": {"python": platform.python_version(), "tensorflow": tf.__version__},
+        "versions": {"python": platform.python_version()}
+        | {package.__name__: package.__version__ for package in (tf, keras, np)},
         "git_commit": git_commit(),
     }
-    config["versions"]["keras"] = keras.__version__
-    checkpoint_path = find_checkpoint(config)
-    end = read_log(Path(args.run_dir))[-1:]
-    if args.mode == "train" and [(x["split"], x["epoch"]) for x in end] == [("test", args.epochs)]:
-        say(f"{args.run_dir} is finished: test {describe(end[0])}; more --epochs would go on")
-        return 0
+    checkpoint_path = find_checkpoint("last" if args.mode == "train" else "best")
+    if args.mode == "train" and checkpoint_path:
+        end = check_run(config)
+        if (end["split"], end["epoch"]) == ("test", args.epochs):
+            say(f"{args.run_dir} is finished: test {describe(end)}; more --epochs would go on")
+            return 0
+    if args.mode == "evaluate" and not checkpoint_path:
+        refuse(f"--run-dir {args.run_dir} has no checkpoint to evaluate; train it first")
 
     # 4. Create the model and what belongs to it; restore it.
     loss_object = create_loss_objects(strategy)
@@ -842,13 +849,13 @@ def main(argv=None):
         compute_gradients = tf.function(compute_gradients, jit_compile=True)
     test_iterator, test_steps = distribute(*test_set, training=False)
     if args.mode == "evaluate":
-        restore_model(checkpoint_path)
+        restore(tf.train.Checkpoint(model=model_values()), checkpoint_path)
         say(f"test {describe(test(test_iterator, test_steps))}  of {checkpoint_path}")
         return 0
     state = create_state()
     checkpoint = create_checkpoint()
     if checkpoint_path:
-        checkpoint.restore(checkpoint_path).assert_consumed()
+        restore(checkpoint, checkpoint_path)
     seed_replicas()
     step = int(state["step"].numpy())
     train_iterator, STEPS_PER_EPOCH = distribute(*train_set, training=True, first_step=step)
@@ -893,8 +900,9 @@ def main(argv=None):
         )
 
     # 6. Test the best checkpoint.
-    best = tf.train.latest_checkpoint(Path(args.run_dir) / "checkpoints" / "best")
-    restore_model(best)
+    # A worker reads its own copy if it has one: the chief may still be writing.
+    best = checkpoints["best"].latest_checkpoint or find_checkpoint("best")
+    restore(tf.train.Checkpoint(model=model_values()), best)
     tested = test(test_iterator, test_steps)
 
     # 7. Export it. The test line comes last: a log that ends in one is of a finished run.
