@@ -8,11 +8,13 @@ README.md, beside this file, says what is measured and how to read the table.
 
 import argparse
 import datetime
+import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
 import random
+import re
 import resource
 import statistics
 import subprocess
@@ -24,7 +26,7 @@ from pathlib import Path
 from cookiecutter.main import cookiecutter
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-SCRIPT, OWN_LOG, LIMIT, BEST_FIT = "train.py", "  by its own log", "limit", "best of fit"
+SCRIPT, LIMIT, BEST_FIT = "train.py", "limit", "best of fit"
 FIT = {  # the settings of model.fit: source of the data, steps_per_execution, jit_compile
     f"  fit {source}, {steps}{', XLA' if xla else ''}": (source, steps, xla)
     for source in ("arrays", "tf.data")
@@ -48,15 +50,15 @@ def measure(project, contender, replicas, seconds):
         result = measure_limit(script, replicas, seconds)
     else:
         result = measure_fit(script, replicas, seconds, *FIT[contender])
-    versions = f"TensorFlow {script.tf.__version__}, Keras {script.keras.__version__}"
-    return {"peak_memory": peak_memory(), "versions": versions, **result}
+    return {"peak_memory": peak_memory(), **result}
 
 
 def measure_script(script, replicas, seconds):
     """Runs `main` to its end, with the default flags, on the enlarged data.
 
-    Whole epochs are timed, the second and the third, from one call of `train` to the next and to
-    that of `test`: what a run does beside its steps (log, validate, save) is done in between.
+    Whole epochs are timed, as for fit, the second and the third: steps alone would leave out what
+    a run does between them (log, validate, save), and how far the input runs ahead of them. The
+    times are those of the calls of `train`, once an epoch, and of `test`, after the last.
     """
     create_datasets, steps = script.create_datasets, round(STEPS * seconds)
     calls = []
@@ -67,9 +69,9 @@ def measure_script(script, replicas, seconds):
         return script.tf.data.Dataset.from_tensor_slices(arrays), validation_set, test_set
 
     def note_calls(function):
-        def noted(*arguments):
+        def noted(*arguments, **named):
             calls.append((time.perf_counter(), peak_memory()))
-            return function(*arguments)
+            return function(*arguments, **named)
 
         return noted
 
@@ -80,7 +82,7 @@ def measure_script(script, replicas, seconds):
         if code := script.main(flags):
             raise SystemExit(code)
         lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    _, (started, _), _, (ended, memory) = calls
+    (started, _), (ended, memory) = calls[1], calls[3]
     logged = [line for line in map(json.loads, lines) if line["split"] == "train"]
     logged = [line["examples_per_second"] for line in logged if line["epoch"] > 1]
     return {
@@ -122,9 +124,9 @@ def measure_fit(script, replicas, seconds, source, steps_per_execution, jit_comp
         model.fit(**data, epochs=epochs, callbacks=[note_end], verbose=0)
         return (epochs - 1) * steps / (ends[-1] - ends[0])
 
-    # A slow setting gets shorter epochs, of about --seconds, or it would take minutes.
+    # A slow setting would take minutes: its epochs last half of --seconds.
     few = 200
-    steps = min(STEPS * seconds, fit(few, epochs=2) * seconds)
+    steps = seconds * min(STEPS, fit(few, epochs=2) / 2)
     return {"steps_per_second": fit(max(few, round(steps)), epochs=3)}
 
 
@@ -146,12 +148,12 @@ def measure_limit(script, replicas, seconds):
     def run_steps(batch, steps):
         for _ in tf.range(steps):
             script.distributed_train_step(batch)
-        return steps
 
-    run_steps(batch, tf.constant(100)).numpy()
+    run_steps(batch, tf.constant(100))  # traces; on the CPU a call returns when all is done
     started, done = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - started) < seconds:
-        done += int(run_steps(batch, tf.constant(STEPS)))  # int waits for the result
+        run_steps(batch, tf.constant(STEPS))
+        done += STEPS
     return {"steps_per_second": done / elapsed}
 
 
@@ -187,10 +189,11 @@ def peak_memory():
 
 def explain(error):
     """Returns the line that says why: TensorFlow puts the stack of the graph before it."""
-    preamble = ("File ", "Graph execution error", "Detected at")
+    preamble = re.compile(r"$|File |Graph execution error|Detected at|\d+ root error")
     lines = [line.strip() for line in str(error).splitlines()]
-    reason = next((line for line in lines if line and not line.startswith(preamble)), "")
-    return f"{type(error).__name__}: {reason}"[:150]
+    reason = next((line for line in lines if not preamble.match(line)), "")
+    reason = re.sub(r"^\(0\) [A-Z_]+: +| \(defined @ .*?\)", "", reason)
+    return f"{type(error).__name__}: {reason}"[:120]
 
 
 def run(**arguments):
@@ -207,8 +210,8 @@ def run(**arguments):
 
 
 def run_round(number, before, **common):
-    """Measures all contenders, one after the other, in an order of its own: a machine that slows
-    down for a while slows them all in some round, not the same one in each."""
+    """Measures each contender once. In turn, so that a machine that is slow for minutes is so for
+    all of them; in another order each time, so that none always follows the same one."""
     contenders = [SCRIPT, LIMIT, *FIT]
     if before:
         best = before[BEST_FIT].get("steps_per_second", 0)
@@ -224,13 +227,12 @@ def run_round(number, before, **common):
             sys.exit(1)
     fits = [{**results[n], "setting": n} for n in FIT if "steps_per_second" in results.get(n, {})]
     results[BEST_FIT] = max(fits, key=lambda fit: fit["steps_per_second"], default={"fails": "all"})
-    results[OWN_LOG] = {"steps_per_second": results[SCRIPT]["logged"]}
     return results
 
 
 def compare(rounds, one, other, key="steps_per_second"):
-    """Returns the median over rounds of the ratio within a round: what slows a whole round
-    cancels out. None, if there is none."""
+    """Returns the median over the rounds of the ratio within each: what slows the machine for a
+    whole round cancels out."""
     pairs = [(r.get(one, {}).get(key), r.get(other, {}).get(key)) for r in rounds]
     return statistics.median([a / b for a, b in pairs if a and b] or [float("nan")])
 
@@ -238,22 +240,27 @@ def compare(rounds, one, other, key="steps_per_second"):
 def print_table(replicas, rounds):
     place = "one device" if replicas == 1 else f"{replicas} replicas"
     print(f"\n{place:24}  steps/s       min–max   ÷ train.py  ÷ limit  peak MiB  rounds")
-    for name in [SCRIPT, OWN_LOG, BEST_FIT, *FIT, LIMIT]:
+    for name in [SCRIPT, BEST_FIT, *FIT, LIMIT]:
         results = [r[name] for r in rounds if "steps_per_second" in r.get(name, {})]
         if not results:
             print(f"{name:24}  fails: {rounds[0][name]['fails']}")
             continue
         speeds = [result["steps_per_second"] for result in results]
         spread = f"{min(speeds):.0f}–{max(speeds):.0f}"
-        memory = [result["peak_memory"] for result in results if "peak_memory" in result]
+        memory = statistics.median(result["peak_memory"] for result in results)
         print(
             f"{name:24} {statistics.median(speeds):8.0f}  {spread:>12}"
             f"  {compare(rounds, name, SCRIPT):11.2f}  {compare(rounds, name, LIMIT):7.2f}"
-            f"  {f'{statistics.median(memory):.0f}' if memory else '':>8}  {len(results):6}"
+            f"  {memory:8.0f}  {len(results):6}"
         )
-    whole = statistics.median(r[SCRIPT]["peak_memory_of_run"] for r in rounds)
+    speed, memory = (
+        statistics.median(r[SCRIPT][key] for r in rounds)
+        for key in ("logged", "peak_memory_of_run")
+    )
     traces = max(r[SCRIPT]["traces"] for r in rounds)
-    print(f"train.py traced its loop {traces}×; with test and export its peak is {whole:.0f} MiB")
+    print(
+        f"{SCRIPT}: {speed:.0f} steps/s by its log, {memory:.0f} MiB with export, {traces} trace(s)"
+    )
 
 
 def print_goals(rounds):
@@ -273,13 +280,12 @@ def print_goals(rounds):
 
 
 def describe_machine():
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((x.split(": ")[1] for x in lines if x.startswith("model name")), cpu)
-    load = f"load {os.getloadavg()[0]:.1f} at the start"
+    info = Path("/proc/cpuinfo")  # on Linux, where `platform` doesn't know the processor
+    model = re.search("model name.*: (.*)", info.read_text() if info.exists() else "")
+    cpu = f"{os.cpu_count()} × {model[1] if model else platform.processor()}"
     date = datetime.datetime.now().isoformat(" ", "minutes")
-    return f"{date}, {os.cpu_count()} × {cpu}, {load}, Python {platform.python_version()}"
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("tensorflow", "keras")]
+    return ", ".join([date, cpu, f"load {os.getloadavg()[0]:.1f}", *versions])
 
 
 def main():
@@ -306,7 +312,6 @@ def main():
             for replicas, done in rounds.items():
                 common = {"project": project, "replicas": replicas, "seconds": args.seconds}
                 done.append(run_round(number, done[0] if done else None, **common))
-    machine += f", {rounds[args.replicas[0]][0][SCRIPT]['versions']}"
     if args.json:
         content = {"machine": machine, "arguments": vars(args), "rounds": rounds}
         args.json.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")

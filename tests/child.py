@@ -20,7 +20,7 @@ import tensorflow as tf
 def load(path):
     """Return a script as a module, without a run of it. It shares nothing with earlier ones."""
     spec = importlib.util.spec_from_file_location("train", path)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules["train"] = importlib.util.module_from_spec(spec)  # AutoGraph looks there.
     spec.loader.exec_module(module)
     return module
 
@@ -58,9 +58,10 @@ def evaluations(*run_dirs):
 
 def evaluate_exports(run_dir):
     script = load(run_dir / "train.py")  # The copy: as it was when the run began.
+    saved_model = tf.saved_model.load(str(run_dir / "export"))  # It has to outlive its function.
     exports = {
         "model.keras": tf.keras.models.load_model(run_dir / "export" / "model.keras"),
-        "SavedModel": tf.saved_model.load(str(run_dir / "export")).serve,
+        "SavedModel": saved_model.serve,
     }
     splits = zip(("validation", "test"), script.create_datasets()[1:], strict=True)
     batches = {split: next(iter(dataset.batch(10**6))) for split, dataset in splits}

@@ -1,6 +1,7 @@
 """One truth at any scale: what a run computes doesn't depend on what shares the work."""
 
 import json
+import time
 
 import pytest
 from conftest import (
@@ -66,6 +67,7 @@ def test_workers_equal_replicas_to_the_bit(tasks, script, train_once, tmp_path):
     folders = set()
     while workers[0].poll() is None and not folders:
         folders.update(scratch.glob("worker-*"))
+        time.sleep(0.01)
     (_, chief_output, _), (_, worker_output, _) = ends = [finish(worker) for worker in workers]
     assert [(code, errors) for code, _, errors in ends] == [(0, ""), (0, "")]
     assert "multi_worker on 2 × CPU" in chief_output
@@ -84,6 +86,22 @@ def test_workers_equal_replicas_to_the_bit(tasks, script, train_once, tmp_path):
     tensors, expected_tensors = ask_child("tensors", run, expected)
     assert tensors == expected_tensors
     assert any("seed_generator_state" in name for name in tensors["last"])
+
+
+# Takes the way of accelerators: a DistributedIterator, which copies ahead to each device.
+LIKE_ACCELERATORS = (
+    "    return tf.DeviceSpec.from_string(strategy.extended.worker_devices[0]).device_type\n",
+    '    return "GPU"\n',
+)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_accelerators_get_the_same_batches(replicas, train_once):
+    run = train_once(*FLAGS, *flags_of(replicas), edits=(LIKE_ACCELERATORS,))
+    expected = train_once(*FLAGS, *flags_of(replicas))
+    assert read_numbers(run) == read_numbers(expected)
+    tensors, expected_tensors = ask_child("tensors", run, expected)
+    assert tensors == expected_tensors
 
 
 def list_files(run_dir):

@@ -10,7 +10,7 @@
     uv run train.py --smoke             a few steps of everything: does it work?
     uv run train.py --replicas 4        rehearse four replicas on this machine's CPU
     uv run train.py --mode evaluate     the best checkpoint of a run, on the test split
-    TF_CONFIG='{"cluster": …}' uv run train.py     be one worker of several: see README.md
+    TF_CONFIG='{"cluster": ...}' uv run train.py     be one worker of several: see README.md
 
 `python train.py` does the same where the packages above are installed. Edit section 3, and
 section 4 if your step is another; each place is marked TODO(you).
@@ -133,9 +133,9 @@ def create_model_and_optimizer(strategy):
             [
                 keras.Input([8, 8, 1]),
                 keras.layers.Rescaling(1 / 16),
-                keras.layers.Conv2D(32, 3, padding="same", activation="silu"),
                 keras.layers.Conv2D(32, 3, strides=2, padding="same", activation="silu"),
                 keras.layers.Flatten(),
+                keras.layers.Dense(64, activation="silu"),
                 keras.layers.Dropout(0.3),
                 keras.layers.Dense(10),
             ]
@@ -405,7 +405,9 @@ def read_tf_config():
         if config == {}:
             return 0, 1
         cluster, job, index = config["cluster"], config["task"]["type"], config["task"]["index"]
-        for name in cluster:
+        for name, addresses in cluster.items():
+            if not isinstance(addresses, list):
+                raise ValueError(f'"{name}" should be a list of addresses, not {addresses!r}')
             if name not in ("chief", "worker"):
                 raise ValueError(
                     f'the jobs of synchronous training are chief and worker, not "{name}"'
@@ -433,7 +435,7 @@ def create_strategy():
 
     if WORKERS > 1 and name != "multi_worker":
         refuse(f"--strategy {name} is for one worker, but TF_CONFIG has {WORKERS}; unset either")
-    if name == "multi_worker" and not os.environ.get("TF_CONFIG"):
+    if name == "multi_worker" and os.environ.get("TF_CONFIG", "") in ("", "{}"):
         refuse("--strategy multi_worker reads TF_CONFIG, which is not set; README.md shows how")
     if replicas and name in ("multi_worker", "tpu"):
         refuse(f"--replicas shares out one machine's CPU; with --strategy {name}, leave it out")
@@ -620,17 +622,20 @@ def seed_replicas():
 # The run directory ----------------------------------------------------------------------------
 
 
+LOG = "metrics.jsonl"
+
+
 def read_log(folder):
-    """Returns the lines of metrics.jsonl, less one that a kill cut short."""
-    path = folder / "metrics.jsonl"
+    """Returns the lines of the log, less one that a kill cut short."""
+    path = folder / LOG
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
 def log(split, step, epoch, values):
-    """Adds a line to metrics.jsonl, and points to TensorBoard's curves."""
+    """Adds a line to the log, and points to TensorBoard's curves."""
     line = {"step": step, "epoch": epoch, "split": split, **values}
-    with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
+    with open(run_dir / LOG, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     if importlib.util.find_spec("tensorboard"):  # TensorFlow 2.21 no longer brings it
         with summary_writer(run_dir / "tensorboard" / split).as_default(step):
@@ -654,12 +659,16 @@ def find_checkpoint(which):
 def check_run(config):
     """Returns the last line of the log of the run in --run-dir. Refuses a flag that would change
     the numbers of that run."""
-    before = json.loads(Path(args.run_dir, "config.json").read_text(encoding="utf-8"))
+    path = Path(args.run_dir, "config.json")
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        refuse(f"{path} can't be read ({error}), so whose checkpoints are these? Restore it")
     for key in ("seed", "global_batch_size", "learning_rate", "train_examples"):
-        if before[key] != config[key]:
+        if before.get(key) != config[key]:
             refuse(
-                f"--run-dir {args.run_dir} holds a run with {key} {before[key]}, not "
-                f"{config[key]}; keep {before[key]}, or name another folder"
+                f"--run-dir {args.run_dir} holds a run with {key} {before.get(key)}, not "
+                f"{config[key]}; keep to that, or name another folder"
             )
     end = [{"split": None, "epoch": 0}, *read_log(Path(args.run_dir))][-1]
     if end["epoch"] > args.epochs:
@@ -670,11 +679,14 @@ def check_run(config):
 def open_run_dir(config, step):
     """Writes config.json and the copy of this script, and drops the lines of the log past `step`,
     which the run will write again."""
+    files = {path.name for path in run_dir.glob("*")}
+    if files & {"config.json", "train.py", "export"} and not files & {LOG, f"{LOG}.part"}:
+        refuse(f"--run-dir {run_dir} is no run, but has files of the same names; name another")
     lines = [x for x in read_log(run_dir) if x["step"] <= step and x["split"] != "test"]
     texts = {
+        LOG: "".join(json.dumps(line) + "\n" for line in lines),  # first: it marks a run
         "config.json": json.dumps(config, indent=2) + "\n",
         "train.py": Path(__file__).read_text(encoding="utf-8"),
-        "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
     }
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -712,22 +724,26 @@ def smoke(argv):
     """Trains, validates, saves, resumes, tests, exports, reloads and predicts, a few steps of
     each, in a folder that it removes. Returns the exit code."""
     folder = Path(f"{args.run_dir}-smoke")
-    shutil.rmtree(folder, ignore_errors=True)
-    for epochs in ("1", "2"):  # each in a process of its own, like a run that was killed
-        process = multiprocessing.get_context("spawn").Process(
-            target=train_a_little, args=([*argv, "--run-dir", str(folder), "--epochs", epochs],)
-        )
-        process.start()
-        process.join()
-        if process.exitcode:
-            return process.exitcode
-    if WORKER == 0:
-        batch = next(iter(create_datasets()[2].batch(2)))
-        features = preprocess(batch, tf.zeros([2, 2], tf.int32), training=False)[0]
-        predictions = keras.saving.load_model(folder / "export" / "model.keras")(features)
-        saved_model = tf.saved_model.load(str(folder / "export"))
-        np.testing.assert_allclose(saved_model.serve(features), predictions, rtol=1e-4, atol=1e-5)
-        shutil.rmtree(folder)
+    if folder.exists():
+        refuse(f"--smoke would work in {folder} and remove it, but it exists; remove it first")
+    try:
+        for epochs in ("1", "2"):  # each in a process of its own, like a run that was killed
+            process = multiprocessing.get_context("spawn").Process(
+                target=train_a_little, args=([*argv, "--run-dir", str(folder), "--epochs", epochs],)
+            )
+            process.start()
+            process.join()
+            if process.exitcode:
+                return process.exitcode
+        if WORKER == 0:
+            batch = next(iter(create_datasets()[2].batch(2)))
+            features = preprocess(batch, tf.zeros([2, 2], tf.int32), training=False)[0]
+            expected = keras.saving.load_model(folder / "export" / "model.keras")(features)
+            served = tf.saved_model.load(str(folder / "export"))  # must outlive its `serve`
+            np.testing.assert_allclose(served.serve(features), expected, rtol=1e-4, atol=1e-5)
+    finally:
+        if WORKER == 0:
+            shutil.rmtree(folder, ignore_errors=True)
     say("smoke: trained, validated, saved, resumed, tested, exported, reloaded, predicted")
     return 0
 
@@ -885,7 +901,10 @@ def main(argv=None):
         step = epoch * STEPS_PER_EPOCH
         validated = validate(validation_iterator, validation_steps)
         if not math.isfinite(validated["loss"]):
-            fail(f"the validation loss is not finite after step {step}; that state was not saved")
+            fail(
+                f"the validation loss is not finite after step {step}, which was not saved; "
+                f"a --learning-rate below {LEARNING_RATE:g} is the usual cure"
+            )
         log("validation", step, epoch, validated)
         state["epoch"].assign(epoch)
         is_best = validated["loss"] < state["best_loss"].numpy()
@@ -915,4 +934,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     sys.exit(main())

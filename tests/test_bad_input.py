@@ -1,0 +1,366 @@
+"""Errors speak: wrong input ends in one line on stderr and exit code 2, and touches nothing."""
+
+import ast
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from conftest import (
+    ask_child,
+    edit,
+    environment,
+    finish,
+    hash_tree,
+    read_numbers,
+    start,
+)
+
+# A run under way, for flags that would change its numbers.
+RUN_FLAGS = ("--epochs", "1")
+
+CLUSTER = {"worker": ["localhost:1", "localhost:2"]}
+WORKER = {"type": "worker", "index": 0}
+
+
+def tf_config(cluster=CLUSTER, task=WORKER):
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+# By name: the flags, the variables, what the line has to say.
+COMMANDS = {
+    "strategy": (["--strategy", "horovod"], {}, ["--strategy", "horovod", "multi_worker"]),
+    "mode": (["--mode", "predict"], {}, ["--mode", "predict", "evaluate"]),
+    "flag": (["--learning-rat", "1"], {}, ["--learning-rat"]),
+    "argument": (["train"], {}, ["train"]),
+    "no value": (["--epochs"], {}, ["--epochs"]),
+    "batch larger than the data": (["--global-batch-size", "1258"], {}, ["1258", "1257"]),
+    "TF_CONFIG is no JSON": ([], {"TF_CONFIG": "{cluster:"}, ["TF_CONFIG", '"cluster"']),
+    "TF_CONFIG is a list": ([], {"TF_CONFIG": "[]"}, ["TF_CONFIG", '"cluster"']),
+    "TF_CONFIG is a list with a value": ([], {"TF_CONFIG": "[1]"}, ["TF_CONFIG", '"cluster"']),
+    "TF_CONFIG is a number": ([], {"TF_CONFIG": "1"}, ["TF_CONFIG", '"cluster"']),
+    "TF_CONFIG is null": ([], {"TF_CONFIG": "null"}, ["TF_CONFIG", '"cluster"']),
+    "no task": ([], {"TF_CONFIG": json.dumps({"cluster": CLUSTER})}, ["TF_CONFIG", "'task'"]),
+    "no cluster": ([], {"TF_CONFIG": json.dumps({"task": WORKER})}, ["TF_CONFIG", "'cluster'"]),
+    "no type": ([], tf_config(task={"index": 0}), ["TF_CONFIG", "'type'"]),
+    "no index": ([], tf_config(task={"type": "worker"}), ["TF_CONFIG", "'index'"]),
+    "index out of range": (
+        [],
+        tf_config(task={"type": "worker", "index": 2}),
+        ["TF_CONFIG", "worker 2"],
+    ),
+    "negative index": (
+        [],
+        tf_config(task={"type": "worker", "index": -1}),
+        ["TF_CONFIG", "worker -1"],
+    ),
+    "index is a text": ([], tf_config(task={"type": "worker", "index": "0"}), ["TF_CONFIG"]),
+    "type is not in the cluster": (
+        [],
+        tf_config(task={"type": "chief", "index": 0}),
+        ["TF_CONFIG", "chief 0"],
+    ),
+    "task is a text": ([], tf_config(task="worker"), ["TF_CONFIG"]),
+    "cluster is a text": ([], tf_config(cluster="worker"), ["TF_CONFIG"]),
+    "cluster is a list": ([], tf_config(cluster=["worker"]), ["TF_CONFIG"]),
+    "workers are a text": ([], tf_config(cluster={"worker": "localhost:1"}), ["TF_CONFIG"]),
+    "workers are a number": ([], tf_config(cluster={"worker": 2}), ["TF_CONFIG"]),
+    "master": (
+        [],
+        tf_config(cluster=CLUSTER | {"master": ["localhost:3"]}),
+        ["TF_CONFIG", "master", "chief"],
+    ),
+    "parameter server": (
+        [],
+        tf_config(cluster=CLUSTER | {"ps": ["localhost:3"]}),
+        ["TF_CONFIG", "ps", "worker"],
+    ),
+    "one strategy, several workers": (
+        ["--strategy", "mirrored"],
+        tf_config(),
+        ["mirrored", "TF_CONFIG", "2"],
+    ),
+    "multi_worker without TF_CONFIG": (["--strategy", "multi_worker"], {}, ["TF_CONFIG"]),
+    "multi_worker with an empty TF_CONFIG": (
+        ["--strategy", "multi_worker"],
+        {"TF_CONFIG": "{}"},
+        ["TF_CONFIG"],
+    ),
+    "replicas with several workers": (["--replicas", "2"], tf_config(), ["--replicas"]),
+    "replicas with multi_worker": (
+        ["--replicas", "2", "--strategy", "multi_worker"],
+        tf_config(cluster={"worker": ["localhost:1"]}),
+        ["--replicas", "multi_worker"],
+    ),
+    "replicas with tpu": (["--replicas", "2", "--strategy", "tpu"], {}, ["--replicas", "tpu"]),
+    "one device with two replicas": (
+        ["--replicas", "2", "--strategy", "one_device"],
+        {},
+        ["one_device", "2"],
+    ),
+    "run directory is a file": (["--run-dir", "file"], {}, ["--run-dir file", "folder"]),
+    "run directory below a file": (["--run-dir", "file/run"], {}, ["--run-dir file/run"]),
+    "run directory is something else": (["--run-dir", "other"], {}, ["--run-dir other"]),
+    "evaluate a missing folder": (
+        ["--mode", "evaluate", "--run-dir", "missing"],
+        {},
+        ["--run-dir missing", "train"],
+    ),
+    "evaluate an empty folder": (
+        ["--mode", "evaluate", "--run-dir", "empty"],
+        {},
+        ["--run-dir empty", "train"],
+    ),
+    "evaluate a file": (["--mode", "evaluate", "--run-dir", "file"], {}, ["--run-dir file"]),
+    "smoke where something is": (["--smoke"], {}, ["run-smoke"]),
+    "another config, damaged": ([], {}, ["config.json"]),
+    "another config, missing": ([], {}, ["config.json"]),
+    "another seed": (["--seed", "8"], {}, ["seed", " 0", " 8"]),
+    "another batch": (["--global-batch-size", "32"], {}, ["batch", " 64", " 32"]),
+    "another learning rate": (["--learning-rate", "0.5"], {}, ["learning", " 0.002", " 0.5"]),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(script, train_once, tmp_path_factory):
+    """Return what became of COMMANDS, by name: the answer, and whether anything was touched."""
+    run_dir = train_once(*RUN_FLAGS)
+    folders, commands = {}, []
+    for name, (flags, variables, _) in COMMANDS.items():
+        folder = folders[name] = tmp_path_factory.mktemp("refused")
+        (folder / "file").write_text("mine")
+        (folder / "empty").mkdir()
+        (folder / "other").mkdir()
+        (folder / "other" / "config.json").write_text("mine")
+        (folder / "run-smoke").mkdir()
+        if name.startswith("another "):
+            shutil.copytree(run_dir, folder / "run")
+        if name == "another config, damaged":
+            (folder / "run" / "config.json").write_text("{")
+        if name == "another config, missing":
+            (folder / "run" / "config.json").unlink()
+        # One that isn't refused, by mistake, is at least short.
+        flags = [*(() if "--epochs" in flags else RUN_FLAGS), *flags]
+        commands.append(as_command(script, folder, flags, variables))
+    before = {name: hash_tree(folder) for name, folder in folders.items()}
+    given = dict(zip(COMMANDS, ask_child("commands", input=json.dumps(commands)), strict=True))
+    touched = {name: hash_tree(folder) != before[name] for name, folder in folders.items()}
+    return {name: (given[name], touched[name]) for name in COMMANDS}
+
+
+def as_command(script, folder, flags, variables=None):
+    """Return a command for child.py."""
+    variables = variables or {}
+    return {
+        "script": str(script),
+        "flags": list(flags),
+        "variables": variables,
+        "folder": str(folder),
+    }
+
+
+def assert_refused(answer, *named):
+    assert answer["code"] == 2, answer["stderr"]
+    assert answer["stdout"] == ""
+    assert_one_line(answer["stderr"], *named)
+
+
+def assert_one_line(errors, *named):
+    assert errors.endswith("\n")
+    [line] = errors.splitlines()
+    assert line.startswith("train.py: ")
+    for part in named:
+        assert part in line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_is_refused(name, outcomes):
+    answer, touched = outcomes[name]
+    assert_refused(answer, *COMMANDS[name][2])
+    assert not touched
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers
+# --------------------------------------------------------------------------------------------------
+
+FRACTIONS = {"--learning-rate"}
+FROM_ZERO = {"--seed"}
+
+
+def find_numeric_flags(script):
+    """Return the flags that take a number, from the source: those with a type."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and any(keyword.arg == "type" for keyword in node.keywords)
+    ]
+    return [call.args[0].value for call in calls]
+
+
+def test_wrong_numbers_are_refused(script, tmp_path):
+    flags = find_numeric_flags(script)
+    assert {"--epochs", "--replicas", "--seed", "--learning-rate"} <= set(flags)
+    tried = []
+    for flag in flags:
+        values = ["-1", "-0.5", "nan", "inf", "1e999", "abc", "", " ", "0x10", "1,5", "--seed"]
+        if flag not in FROM_ZERO:
+            values.append("0")
+        if flag not in FRACTIONS:
+            values += ["1.5", "1e3", "9" * 30, "1_000", "²"]
+        tried += [(flag, value) for value in values]
+    commands = [as_command(script, tmp_path, [*RUN_FLAGS, *pair]) for pair in tried]
+    commands += [as_command(script, tmp_path, [*RUN_FLAGS, "=".join(pair)]) for pair in tried]
+    answers = ask_child("commands", input=json.dumps(commands))
+    assert len(answers) == len(commands) > 200
+    for (flag, value), answer in zip(2 * tried, answers, strict=True):
+        named = [flag] if value.startswith("-") else [flag, repr(value)]
+        assert_refused(answer, *named)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_batch_that_replicas_cannot_share_is_refused_with_the_nearest(script, tmp_path):
+    tried = {66: ["64", "68"], 63: ["60", "64"], 65: ["64", "68"], 3: ["4"], 1: ["4"]}
+    flags = [*RUN_FLAGS, "--replicas", "4", "--global-batch-size"]
+    commands = [as_command(script, tmp_path, [*flags, str(size)]) for size in tried]
+    answers = ask_child("commands", input=json.dumps(commands))
+    for (size, nearest), answer in zip(tried.items(), answers, strict=True):
+        assert_refused(answer, f"--global-batch-size {size} ", "4 replicas", *nearest)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --------------------------------------------------------------------------------------------------
+# Data sets
+# --------------------------------------------------------------------------------------------------
+
+SPLITS = "    return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]\n"
+
+
+def change_split(position, change):
+    """Return an edit that changes one of the data sets."""
+    return SPLITS, (
+        f"{SPLITS.replace('return', 'sets =')}    sets[{position}] = sets[{position}].{change}\n"
+        "    return sets\n"
+    )
+
+
+CHANGES = {"empty": "take(0)", "unknown": "filter(lambda _, label: label > 4)", "none": "repeat()"}
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_changes(script, tmp_path_factory):
+    """Return what became of runs with changed data sets, by the change and the set's position."""
+    commands = {}
+    for change, call in CHANGES.items():
+        for position in range(3):
+            edited = edit(script, tmp_path_factory.mktemp("edited"), change_split(position, call))
+            folder = tmp_path_factory.mktemp("refused")
+            commands[change, position] = as_command(edited, folder, RUN_FLAGS)
+    answers = ask_child("commands", input=json.dumps(list(commands.values())))
+    return {
+        key: (answer, commands[key]["folder"])
+        for key, answer in zip(commands, answers, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("position", "split"), [(0, "train"), (1, "validation"), (2, "test")])
+@pytest.mark.parametrize("change", CHANGES)
+def test_data_set_of_no_known_size_is_refused(change, position, split, outcomes_of_changes):
+    answer, folder = outcomes_of_changes[change, position]
+    assert_refused(answer, "create_datasets", split, "assert_cardinality")
+    assert list(Path(folder).iterdir()) == []
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands of their own
+# --------------------------------------------------------------------------------------------------
+
+
+def test_whole_process_prints_one_line(script, tmp_path):
+    script = edit(script, tmp_path)
+    code, output, errors = finish(start(script, "--global-batch-size", "1258"))
+    assert (code, output) == (2, "")
+    assert_one_line(errors, "1258", "1257")
+    assert list(tmp_path.iterdir()) == [script]
+
+
+def test_missing_tpu_is_refused_soon(script, tmp_path):
+    script = edit(script, tmp_path)
+    began = time.monotonic()
+    code, output, errors = finish(start(script, "--strategy", "tpu"))
+    assert (code, output) == (2, "")
+    assert_one_line(errors, "--strategy tpu", "TPU_NAME")
+    assert time.monotonic() - began < 90
+    assert list(tmp_path.iterdir()) == [script]
+
+
+def test_run_directory_that_cannot_be_written_is_refused(script, tmp_path):
+    script = edit(script, tmp_path)
+    if os.geteuid() == 0:  # Whom no permission stops.
+        parent = Path("/proc")
+        if not parent.is_dir():
+            pytest.skip("as root, and without /proc, every folder can be written")
+    else:
+        parent = tmp_path / "closed"
+        parent.mkdir(mode=0o500)
+    code, output, errors = finish(start(script, *RUN_FLAGS, "--run-dir", parent / "run"))
+    assert (code, output) == (2, "")
+    assert_one_line(errors, f"--run-dir {parent / 'run'}")
+    assert not (parent / "run").exists()
+
+
+def test_smoke_below_a_file_is_refused(script, tmp_path):
+    script = edit(script, tmp_path)
+    (tmp_path / "file").write_text("mine")
+    before = hash_tree(tmp_path)
+    code, _, errors = finish(start(script, "--smoke", "--run-dir", "file/run"))
+    assert code == 2
+    assert_one_line(errors, "--run-dir file/run")
+    assert hash_tree(tmp_path) == before
+
+
+def test_help(script, tmp_path):
+    script = edit(script, tmp_path)
+    code, output, errors = finish(start(script, "--help", env=environment(COLUMNS="100")))
+    assert (code, errors) == (0, "")
+    for flag in [*find_numeric_flags(script), "--mode", "--smoke", "uv run train.py"]:
+        assert flag in output
+    assert list(tmp_path.iterdir()) == [script]
+
+
+# --------------------------------------------------------------------------------------------------
+# A loss that is not finite
+# --------------------------------------------------------------------------------------------------
+
+
+def test_run_stops_before_it_saves_a_loss_that_is_not_finite(script, tmp_path):
+    script = edit(script, tmp_path)
+    flags = ("--learning-rate", "1e30", "--checkpoint-every-steps", "1")
+    code, _, errors = finish(start(script, *flags))
+    assert code == 1
+    assert_one_line(errors, "not finite", "between steps", "--learning-rate", "1e+30")
+    assert all(is_finite(line) for line in read_numbers(tmp_path / "run"))
+    assert list(tmp_path.rglob("ckpt-*.index")) in ([], [last_checkpoint(tmp_path, 1)])
+
+
+def last_checkpoint(folder, step):
+    return folder / "run" / "checkpoints" / "last" / f"ckpt-{step}.index"
+
+
+def is_finite(line):
+    return all(abs(value) < float("inf") for value in line.values() if not isinstance(value, str))
+
+
+def test_run_stops_before_it_saves_what_only_the_validation_sees(script, tmp_path):
+    # One step an epoch: its loss is that of the weights before, and the epoch's end saves those
+    # after it.
+    script = edit(script, tmp_path)
+    flags = ("--learning-rate", "1e30", "--global-batch-size", "1257", "--epochs", "1")
+    code, _, errors = finish(start(script, *flags))
+    assert code == 1, errors
+    assert_one_line(errors, "not finite", "validation", "step 1")
+    assert list(tmp_path.rglob("ckpt-*")) == []
+    assert not (tmp_path / "run" / "export").exists()
+    assert all(is_finite(line) for line in read_numbers(tmp_path / "run"))
