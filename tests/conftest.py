@@ -6,13 +6,16 @@ that a choice added there is tested without a new test.
 TensorFlow runs in processes of their own: strategies of several sizes in one break collectives.
 """
 
+import atexit
 import hashlib
 import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,8 @@ TEMPLATE = Path(__file__).resolve().parents[1]
 FILES_IN_ORDER = ["test_rendering", "test_bad_input", "test_running", "test_exactness"]
 
 TIMEOUT = 300  # seconds, of any one process
+COMPILED = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 
 # Text of train.py, and what the tests put in its place.
 NO_DROPOUT = ("keras.layers.Dropout(0.3)", "keras.layers.Dropout(0.0)")
@@ -132,8 +137,10 @@ def environment(**variables):
     """Return environment variables for train.py: of this process, but for what would steer it."""
     steering = ("TF_", "TPU_", "XLA_", "KERAS_", "SLURM_", "GIT_", "COLUMNS", "PYTHONPATH")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
-    # The same bits are promised of CPUs.
-    return {**kept, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONDONTWRITEBYTECODE": "1", **variables}
+    # The same bits are promised of CPUs. Compiled modules are kept, since TensorFlow's take long to
+    # compile, but not beside the script, where a test would find them.
+    fixed = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPYCACHEPREFIX": COMPILED}
+    return {**kept, **fixed, **variables}
 
 
 def flags_of(replicas):
