@@ -1,7 +1,8 @@
 """Steps a second and peak memory of train.py, of model.fit at its best settings, and of the bare
 training step, which is the limit of both: side by side, on this machine's CPU.
 
-    python benchmarks/side_by_side.py [--rounds 5] [--seconds 5] [--replicas 1 2] [--json FILE]
+    python benchmarks/side_by_side.py [--rounds 5] [--seconds 5] [--replicas 1 2] [--fit NAME ...]
+        [--json FILE]
 
 README.md, beside this file, says what is measured and how to read the table.
 """
@@ -300,8 +301,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5, help="about those of a measurement")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--fit", nargs="+", default=["fit"], help="settings with these in the name")
     parser.add_argument("--json", type=Path, help="a file for all that was measured")
     args = parser.parse_args()
+    for name in [name for name in FIT if not any(part in name for part in args.fit)]:
+        del FIT[name]
     machine = describe_machine()
     rounds = {replicas: [] for replicas in args.replicas}
     with tempfile.TemporaryDirectory() as folder:
