@@ -187,7 +187,7 @@ def test_command_is_refused(name, outcomes):
 # --------------------------------------------------------------------------------------------------
 
 FRACTIONS = {"--learning-rate"}
-FROM_ZERO = {"--seed"}
+FROM_ZERO = ("--seed", "--recover-from-nan")
 
 
 def find_numeric_flags(script):

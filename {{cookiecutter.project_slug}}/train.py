@@ -18,6 +18,7 @@ section 4 if your step is another; each place is marked TODO(you).
 
 import argparse
 import atexit
+import concurrent.futures
 import functools
 import importlib.util
 import json
@@ -25,12 +26,20 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from pathlib import Path
+
+if __name__ in ("__main__", "__mp_main__"):  # until `main` listens: no traceback of the imports
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(143))
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # whatever ~/.keras/keras.json prefers
 stderr = os.dup(2)
@@ -63,8 +72,13 @@ SEED: int = 0  # --seed: of weights, data order, augmentation and dropout
 # The machinery's own (section 6):
 args: argparse.Namespace  # the flags
 state: dict[str, tf.Variable]  # where the run stands
+snapshot: dict = {}  # copies, in host memory, of all that a checkpoint holds
 checkpoints: dict[str, tf.train.CheckpointManager]  # last and best
-run_dir: Path  # --run-dir on the chief; on other workers a folder that they remove
+writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # of checkpoints
+writing: concurrent.futures.Future | None = None  # the checkpoint that it writes
+stop: tf.Variable  # [] bool: SIGTERM or Ctrl-C has come
+in_training: bool = False  # so there is something to save before the end
+run_dir: Path | None = None  # --run-dir on the chief; on others a folder that they remove
 STEPS_PER_EPOCH: int
 WORKER: int = 0  # the index of this worker; 0 is the chief
 WORKERS: int = 1
@@ -256,15 +270,17 @@ def distributed_test_step(batch):
 
 @tf.function
 def run_train_steps(iterator, steps):
-    """Runs many steps in one graph, without a return to Python between them.
+    """Runs many steps in one graph, without a return to Python between them; fewer, if a signal
+    comes. Adds their losses to state["loss_sum"].
 
     Args:
         steps: [] int32, a tensor: a Python number would trace a new graph for each value.
 
     Returns:
-        The sum of their losses, and the seconds spent waiting for data; [] float64.
+        The seconds spent waiting for data, [] float64, and whether a signal came, [] bool.
     """
-    loss_sum = waited = tf.zeros([], tf.float64)
+    waited = tf.zeros([], tf.float64)
+    stopped = tf.constant(False)
     for _ in tf.range(steps):
         # The first weights get their gradients last: once they are updated, the step is done.
         with tf.control_dependencies([tf.convert_to_tensor(model.trainable_variables[0].value)]):
@@ -272,35 +288,43 @@ def run_train_steps(iterator, steps):
         batch = next_batch(iterator)
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             waited += tf.maximum(clock() - ready, 0.0)
-        loss_sum += tf.cast(distributed_train_step(batch), tf.float64)
+        # One by one: sums of sums would round by where the loops of a run happen to end.
+        state["loss_sum"].assign_add(tf.cast(distributed_train_step(batch), tf.float64))
         state["step"].assign_add(1)
-    return loss_sum, waited
+        stopped = is_stopped()
+        if stopped:
+            break
+    return waited, stopped
 
 
 @tf.function
 def run_evaluation_steps(distributed_step, iterator, steps):
-    """Returns the weighted mean of the losses of many batches, [] float64."""
+    """Returns the weighted mean of the losses of many batches, [] float64, and whether a signal
+    came before the end, [] bool."""
     loss_sum = weight_sum = tf.zeros([], tf.float64)
+    stopped = tf.constant(False)
     for _ in tf.range(steps):
         losses, weights = distributed_step(next_batch(iterator))
         loss_sum += tf.cast(losses, tf.float64)
         weight_sum += tf.cast(weights, tf.float64)
-    return loss_sum / weight_sum
+        stopped = is_stopped()
+        if stopped:
+            break
+    return loss_sum / weight_sum, stopped
 
 
-def train(iterator):
-    """Trains to the end of the epoch that the run stands in; logs and saves on the way.
+def train(iterator, epoch):
+    """Trains to the end of an epoch from where the run stands; logs and saves on the way.
 
     A loop ends at each multiple of --steps-per-loop in the epoch, where it logs a line, and at
-    each multiple of --checkpoint-every-steps: a resumed run stops where an undisturbed one does.
-    Returns the line of the whole epoch.
+    each multiple of --checkpoint-every-steps. Returns the values of the whole epoch.
     """
-    step, epoch = int(state["step"].numpy()), int(state["epoch"].numpy()) + 1
+    step = logged = int(state["step"].numpy())
     first_step, last_step = (epoch - 1) * STEPS_PER_EPOCH, epoch * STEPS_PER_EPOCH
     if step == first_step:
         state["loss_sum"].assign(0.0)
         reset(train_metrics)
-    logged, seconds, waited = step, 0.0, 0.0
+    values, seconds, waited = {}, 0.0, 0.0
     while step < last_step:
         steps = min(
             last_step - step,
@@ -308,18 +332,19 @@ def train(iterator):
             args.checkpoint_every_steps - step % args.checkpoint_every_steps,
         )
         started = time.perf_counter()
-        loss, loop_waited = [float(x) for x in run_train_steps(iterator, tf.constant(steps))]
-        seconds, waited = seconds + time.perf_counter() - started, waited + loop_waited
-        if not math.isfinite(loss):
-            fail(
-                f"the loss is not finite between steps {step} and {step + steps}, and nothing of "
-                f"it was saved; a --learning-rate below {LEARNING_RATE:g} is the usual cure"
-            )
-        step += steps
-        state["loss_sum"].assign_add(loss)
+        loop_waited, stopped = run_train_steps(iterator, tf.constant(steps))
+        stopped = bool(stopped)  # waits for the loop
+        seconds, waited = seconds + time.perf_counter() - started, waited + float(loop_waited)
+        before, step = step, int(state["step"].numpy())
+        loss_sum = float(state["loss_sum"].numpy())
+        saves = stopped or step == last_step or step % args.checkpoint_every_steps == 0
+        if not math.isfinite(loss_sum) or (saves and not weights_are_finite()):
+            step = logged = recover(before, step)
+            seconds = waited = 0.0
+            continue
         if step == last_step or (step - first_step) % args.steps_per_loop == 0:
             values = {
-                "loss": float(state["loss_sum"].numpy()) / (step - first_step),
+                "loss": loss_sum / (step - first_step),
                 **results(train_metrics),
                 "learning_rate": float(optimizer.learning_rate.numpy()),
                 "examples_per_second": (step - logged) * GLOBAL_BATCH_SIZE / seconds,
@@ -328,22 +353,29 @@ def train(iterator):
             log("train", step, epoch, values)
             show_progress(epoch, (step - first_step) / STEPS_PER_EPOCH, values)
             logged, seconds, waited = step, 0.0, 0.0
-        if step < last_step and step % args.checkpoint_every_steps == 0:
+        if stopped:
+            end_on_signal()
+        if saves and step < last_step:
             save("last")
-    return values
+    loss = float(state["loss_sum"].numpy()) / STEPS_PER_EPOCH
+    return values or {"loss": loss, **results(train_metrics)}
 
 
 def validate(iterator, steps):
     """Returns the loss and metrics of the validation split."""
     reset(validation_metrics)
-    loss = run_evaluation_steps(distributed_validation_step, iterator, tf.constant(steps))
+    loss, stopped = run_evaluation_steps(distributed_validation_step, iterator, tf.constant(steps))
+    if stopped:
+        end_on_signal()
     return {"loss": float(loss), **results(validation_metrics)}
 
 
 def test(iterator, steps):
     """Returns the loss and metrics of the test split."""
     reset(test_metrics)
-    loss = run_evaluation_steps(distributed_test_step, iterator, tf.constant(steps))
+    loss, stopped = run_evaluation_steps(distributed_test_step, iterator, tf.constant(steps))
+    if stopped:
+        end_on_signal()
     return {"loss": float(loss), **results(test_metrics)}
 
 
@@ -390,6 +422,95 @@ def describe(values):
     """Returns the loss and the metrics of a line of the log as text."""
     others = ("step", "epoch", "split", "learning_rate", "examples_per_second", "input_wait")
     return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
+
+
+# How a run ends -------------------------------------------------------------------------------
+
+
+def listen_for_signals():
+    """Ends the run on SIGTERM or Ctrl-C: in training after the step in hand, otherwise at once.
+    A second Ctrl-C ends it at once in any case.
+
+    Python calls a signal's handler when the loop in the graph returns, which may take minutes.
+    So a thread reads the byte that Python writes as the signal comes (signal.set_wakeup_fd).
+    """
+    reader, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
+    catch_signals()
+
+    def listen():
+        os.read(reader, 1)
+        if not in_training:
+            leave(143)
+        stop.assign(True)
+        say("stopping after this step; Ctrl-C again ends at once")
+        while os.read(reader, 1)[0] != signal.SIGINT:
+            pass
+        leave(143, wait=False)
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+def catch_signals():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+
+def is_stopped():
+    """Returns whether a signal came to any worker, [] bool: the same on all, so that they stop
+    after the same step."""
+    if WORKERS == 1:
+        return stop.read_value()
+    flags = strategy.run(lambda: tf.cast(stop, tf.float32))
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, flags, axis=None) > 0
+
+
+def end_on_signal():
+    """Ends between two steps, or between two batches of an evaluation."""
+    if in_training:
+        save("last")
+        wait_for_save()
+        say(f"stopped and saved at step {state['step'].numpy()}; the same command goes on")
+    leave(143)
+
+
+def leave(code, wait=True):
+    """Ends the process, once the checkpoint that is being written is whole. Not as Python ends
+    by itself, for then TensorFlow waits for the other workers."""
+    if wait and writing:
+        concurrent.futures.wait([writing])
+    if WORKER > 0 and run_dir:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def explain(error):
+    """Prints what ended the run, in one line unless it is the hooks' doing. Returns the code to
+    exit with."""
+    if "No space left on device" in str(error):
+        size = sum(x.numpy().nbytes for x in tf.nest.flatten(snapshot))
+        print(
+            f"train.py: stopped: the disk of {run_dir.resolve()} is full: it has "
+            f"{shutil.disk_usage(run_dir).free:,} bytes left, and a checkpoint takes {size:,}. The "
+            "last whole one is kept; make room, and the same command goes on",
+            file=sys.stderr,
+        )
+        return 1
+    # What a collective operation ends in when a worker is gone.
+    lost = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
+    if WORKERS > 1 and (lost or "coordination" in str(error).lower()):
+        # The error names it among others, as /job:worker/task:1 or /job:worker/replica:0/task:1.
+        task = json.loads(os.environ["TF_CONFIG"])["task"]
+        tasks = re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", str(error))
+        names = {f"{job} {index}" for job, index in tasks} - {f"{task['type']} {task['index']}"}
+        names = " and ".join(sorted(names)) or "another worker"
+        print(f"train.py: {names} is lost; start all workers again", file=sys.stderr)
+        return 143
+    traceback.print_exception(error)
+    return 1
 
 
 # Where the replicas are -----------------------------------------------------------------------
@@ -560,20 +681,11 @@ def create_state():
         step = tf.Variable(0, trainable=False, dtype=tf.int64, aggregation=first)
     return {
         "step": step,
-        "epoch": tf.Variable(0, dtype=tf.int64),  # the last that was trained and validated
         "loss_sum": tf.Variable(0.0, dtype=tf.float64),  # of the steps of this epoch
-        "best_loss": tf.Variable(math.inf, dtype=tf.float64),  # of the validation split
+        "best_loss": tf.Variable(math.inf, dtype=tf.float64),  # of the epochs before
+        "recoveries": tf.Variable(0, dtype=tf.int64),  # --recover-from-nan: how many there were
+        "skipped": tf.Variable(0, dtype=tf.int64),  # and the steps whose data were left out
     }
-
-
-def create_checkpoint():
-    """Returns a checkpoint of all that the next step depends on."""
-    return tf.train.Checkpoint(
-        **state,
-        model=model_values(),
-        optimizer=[variable.value for variable in optimizer.variables],
-        metrics=[variable.value for metric in train_metrics for variable in metric.variables],
-    )
 
 
 def model_values():
@@ -582,9 +694,77 @@ def model_values():
     return {variable.path: variable.value for variable in model.variables}
 
 
-def restore(checkpoint, path):
-    """Loads every variable that `checkpoint` has; the file may hold more."""
+def run_values():
+    """Returns all that the next step depends on, but for the metrics."""
+    optimizer_values = [variable.value for variable in optimizer.variables]
+    return {**state, "model": model_values(), "optimizer": optimizer_values}
+
+
+def metric_values():
+    return [variable.value for metric in train_metrics for variable in metric.variables]
+
+
+def create_snapshot():
+    """Returns variables for the copies that are saved, so that training goes on meanwhile. Of the
+    metrics they hold what each replica has summed up: [replicas, …]."""
+    replicas = strategy.num_replicas_in_sync
+    with tf.device("CPU:0"):
+        copies = tf.nest.map_structure(lambda x: tf.Variable(tf.zeros_like(x)), run_values())
+        parts = [
+            tf.Variable(tf.zeros([replicas, *x.shape], x.dtype), shape=[None, *x.shape])
+            for x in metric_values()
+        ]
+    return {**copies, "metrics": parts}
+
+
+@tf.function
+def take_snapshot():
+    """Copies the run's variables, which costs little: on a CPU, buffers are shared until the next
+    step writes to them."""
+    values = tf.nest.flatten(run_values())
+    copies = tf.nest.flatten({name: x for name, x in snapshot.items() if name != "metrics"})
+    for copy, value in zip(copies, values, strict=True):
+        copy.assign(value)
+    parts = strategy.run(lambda: [tf.expand_dims(x, 0) for x in metric_values()])
+    for copy, part in zip(snapshot["metrics"], parts, strict=True):
+        copy.assign(strategy.gather(part, axis=0))
+
+
+@tf.function
+def weights_are_finite():
+    """Returns [] bool, of the weights and of what the optimizer keeps of them."""
+    values = [x.value for x in model.variables + optimizer.variables]
+    sums = [tf.reduce_sum(x) for x in values if x.dtype.is_floating]
+    return tf.reduce_all([tf.math.is_finite(x) for x in sums])
+
+
+def save(*folders):
+    """Saves to checkpoints/last, and checkpoints/best if named: a thread writes the copies. All
+    workers take part, since the metrics are on all of them; the chief's files stay."""
+    global writing
+    wait_for_save()
+    take_snapshot()
+    step = int(state["step"].numpy())
+
+    def write():
+        for name in folders:
+            # Counted by the step, so that files don't differ by how often a run was stopped.
+            checkpoints[name].checkpoint.save_counter.assign(step - 1)
+            checkpoints[name].save(checkpoint_number=step)
+
+    writing = writer.submit(write)
+
+
+def wait_for_save():
+    """Returns when the last checkpoint is whole. Raises what its writing raised."""
+    if writing:
+        writing.result()
+
+
+def restore(values, path):
+    """Loads a structure of variables from a checkpoint, which may hold more."""
     try:
+        checkpoint = tf.train.Checkpoint(**values)
         checkpoint.restore(path).assert_existing_objects_matched().expect_partial()
     except (AssertionError, ValueError) as error:
         tf.get_logger().setLevel("ERROR")  # it would warn of each variable by itself
@@ -592,15 +772,53 @@ def restore(checkpoint, path):
         refuse(f"{path} is of another model or optimizer ({reason}); name another --run-dir")
 
 
-def save(which):
-    """Saves to checkpoints/last or checkpoints/best. All workers take part, since a metric's
-    value is a sum over all of them; the chief's files stay."""
-    checkpoints[which].save(checkpoint_number=state["step"].numpy())
-    for metric in train_metrics:
-        for variable in metric.variables:
-            # A restored sum is shared equally by the replicas. Share it here too, and a resumed
-            # run rounds as this one does.
-            variable.assign(variable.value)
+def restore_run(path):
+    """Puts the run where a checkpoint stood, whose replicas may have been more or fewer."""
+    restore({**run_values(), "metrics": snapshot["metrics"]}, path)
+    parts = [part.numpy() for part in snapshot["metrics"]]
+    replicas = strategy.num_replicas_in_sync
+    if parts and len(parts[0]) != replicas:  # the first gets the sum, the others nothing
+        empty = [np.zeros([replicas - 1, *part.shape[1:]], part.dtype) for part in parts]
+        parts = [
+            np.concatenate([part.sum(0, keepdims=True), rest])
+            for part, rest in zip(parts, empty, strict=True)
+        ]
+
+    @tf.function
+    def assign():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        for value, part in zip(metric_values(), parts, strict=True):
+            value.assign(tf.gather(part, replica))
+
+    strategy.run(assign)
+    seed_replicas()
+
+
+def recover(first, last):
+    """Goes back to the last checkpoint, and on with the data that follow those which led to a
+    loss that is not finite; or stops, unless --recover-from-nan allows it once more. Returns the
+    step."""
+    problem = f"the loss or a weight is not finite between steps {first} and {last}"
+    recoveries = int(state["recoveries"].numpy())
+    if recoveries >= args.recover_from_nan:
+        fail(
+            f"{problem}, and nothing of it was saved; the usual cures are a --learning-rate below "
+            f"{LEARNING_RATE:g}, clipped gradients and higher precision"
+        )
+    wait_for_save()
+    skipped = int(state["skipped"].numpy())
+    # A worker reads its own copy if it has one: the chief may still be writing.
+    path = checkpoints["last"].latest_checkpoint or find_checkpoint("last")
+    restore_run(path)
+    step = int(state["step"].numpy())
+    state["recoveries"].assign(recoveries + 1)
+    state["skipped"].assign(skipped + last - step)
+    write_log(line for line in read_log(run_dir) if line["step"] <= step)
+    say(
+        f"{problem}; recovery {recoveries + 1} of {args.recover_from_nan}: back at step {step}, "
+        f"from {path}, and on with other data"
+    )
+    return step
 
 
 @tf.function
@@ -648,18 +866,100 @@ def summary_writer(folder):
     return tf.summary.create_file_writer(str(folder))
 
 
-def find_checkpoint(which):
-    """Returns the path of the newest checkpoint in --run-dir, or None."""
+def write_log(lines):
+    replace_file(LOG, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def replace_file(name, text):
+    """Writes a file of the run so that a kill leaves the old one or the new one."""
+    part = run_dir / f"{name}.part"
+    part.write_text(text, encoding="utf-8")
+    part.replace(run_dir / name)
+
+
+def list_checkpoints(which):
+    """Returns the steps of the checkpoints in --run-dir, whole or not, the newest first."""
+    paths = Path(args.run_dir, "checkpoints", which).glob("ckpt-*")
+    names = [re.fullmatch(r"ckpt-(\d+)\.(index|data-.*)", path.name) for path in paths]
+    return sorted({int(name[1]) for name in names if name}, reverse=True)
+
+
+def find_damage(path):
+    """Returns what is wrong with a checkpoint, or None. Reading it verifies its checksums."""
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except Exception as error:  # of half a dozen kinds, by what is cut short or flipped
+        return str(error).partition("\n")[0] or type(error).__name__
+
+
+def find_checkpoint(which, last_step=math.inf):
+    """Returns the path of the newest whole checkpoint in --run-dir, or None if there never was
+    one. Names the damaged ones that it passes over."""
+    folder = Path(args.run_dir, "checkpoints", which)
+    steps = [step for step in list_checkpoints(which) if step <= last_step]
+    for step in steps:
+        path = str(folder / f"ckpt-{step}")
+        damage = find_damage(path)
+        if not damage:
+            return path
+        say(f"{path} is damaged, and passed over: {damage}")
+    if list_checkpoints("last") + list_checkpoints("best"):
+        refuse(
+            f"{folder} has no whole checkpoint to go on from; put one back, or name another "
+            "--run-dir to start anew"
+        )
+    return None
+
+
+def find_start():
+    """Returns the path of the checkpoint to resume from, or None."""
+    for best in list_checkpoints("best")[:1]:
+        path = f"{args.run_dir}/checkpoints/best/ckpt-{best}"
+        damage = find_damage(path)
+        if damage:
+            say(f"{path} is damaged, and will be made again: {damage}")
+            return find_checkpoint("last", best)
+    return find_checkpoint("last")
+
+
+def create_managers():
+    """Returns the managers of checkpoints/last and checkpoints/best."""
+    checkpoint, managers = tf.train.Checkpoint(**snapshot), {}
+    for which, keep in (("last", 3), ("best", 1)):
+        folder = run_dir / "checkpoints" / which
+        if WORKER == 0 and folder.exists():
+            for unfinished in folder.glob("ckpt-*_temp"):  # by a kill, or a full disk
+                shutil.rmtree(unfinished)
+            # Their list is written anew: it may be lost, cut short or of damaged checkpoints.
+            steps = sorted(list_checkpoints(which))
+            if which == "last":
+                steps = [step for step in steps if step <= state["step"].numpy()]
+            (folder / "checkpoint").unlink(missing_ok=True)
+            if steps:
+                lines = [f'model_checkpoint_path: "ckpt-{steps[-1]}"']
+                for step in steps:
+                    lines.append(f'all_model_checkpoint_paths: "ckpt-{step}"')
+                    lines.append("all_model_checkpoint_timestamps: 1.0")
+                replace_file(f"checkpoints/{which}/checkpoint", "\n".join(lines) + "\n")
+        managers[which] = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=keep)
+    return managers
+
+
+def check_run_dir(config):
+    """Returns the last line of the log of the run in --run-dir. Refuses a folder that isn't a
+    run's, and a flag that would change the numbers of the run."""
     folder = Path(args.run_dir)
     if folder.exists() and not folder.is_dir():
         refuse(f"--run-dir {folder} is a file; name a folder")
-    return tf.train.latest_checkpoint(folder / "checkpoints" / which)
-
-
-def check_run(config):
-    """Returns the last line of the log of the run in --run-dir. Refuses a flag that would change
-    the numbers of that run."""
-    path = Path(args.run_dir, "config.json")
+    files = {path.name for path in folder.glob("*")}
+    if files & {"config.json", "train.py", "export"} and not files & {LOG, f"{LOG}.part"}:
+        refuse(f"--run-dir {folder} is no run, but has files of the same names; name another")
+    end = [{"split": None, "epoch": 0}, *read_log(folder)][-1]
+    if not list_checkpoints("last"):
+        return end
+    path = folder / "config.json"
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -667,33 +967,24 @@ def check_run(config):
     for key in ("seed", "global_batch_size", "learning_rate", "train_examples"):
         if before.get(key) != config[key]:
             refuse(
-                f"--run-dir {args.run_dir} holds a run with {key} {before.get(key)}, not "
+                f"--run-dir {folder} holds a run with {key} {before.get(key)}, not "
                 f"{config[key]}; keep to that, or name another folder"
             )
-    end = [{"split": None, "epoch": 0}, *read_log(Path(args.run_dir))][-1]
     if end["epoch"] > args.epochs:
-        refuse(f"--run-dir {args.run_dir} is at epoch {end['epoch']}, past --epochs {args.epochs}")
+        refuse(f"--run-dir {folder} is at epoch {end['epoch']}, past --epochs {args.epochs}")
     return end
 
 
 def open_run_dir(config, step):
-    """Writes config.json and the copy of this script, and drops the lines of the log past `step`,
-    which the run will write again."""
-    files = {path.name for path in run_dir.glob("*")}
-    if files & {"config.json", "train.py", "export"} and not files & {LOG, f"{LOG}.part"}:
-        refuse(f"--run-dir {run_dir} is no run, but has files of the same names; name another")
-    lines = [x for x in read_log(run_dir) if x["step"] <= step and x["split"] != "test"]
-    texts = {
-        LOG: "".join(json.dumps(line) + "\n" for line in lines),  # first: it marks a run
-        "config.json": json.dumps(config, indent=2) + "\n",
-        "train.py": Path(__file__).read_text(encoding="utf-8"),
-    }
+    """Writes config.json and the copy of this script, and drops the lines of the log that the run
+    will write again from `step` on; at the end of an epoch, that of its validation too."""
+    lines = read_log(run_dir)
+    lines = [x for x in lines if x["step"] < step or (x["step"] == step and x["split"] == "train")]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            part = run_dir / f"{name}.part"  # so that a kill leaves the old file or the new one
-            part.write_text(text, encoding="utf-8")
-            part.replace(run_dir / name)
+        write_log(lines)  # first: it marks a run
+        replace_file("config.json", json.dumps(config, indent=2) + "\n")
+        replace_file("train.py", Path(__file__).read_text(encoding="utf-8"))
     except OSError as error:
         refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another folder")
 
@@ -742,6 +1033,8 @@ def smoke(argv):
             served = tf.saved_model.load(str(folder / "export"))  # must outlive its `serve`
             np.testing.assert_allclose(served.serve(features), expected, rtol=1e-4, atol=1e-5)
     finally:
+        process.kill()  # of no effect, unless a signal came
+        process.join()
         if WORKER == 0:
             shutil.rmtree(folder, ignore_errors=True)
     say("smoke: trained, validated, saved, resumed, tested, exported, reloaded, predicted")
@@ -753,7 +1046,7 @@ def train_a_little(argv):
     global create_datasets
     whole = create_datasets
     create_datasets = lambda: [split.take(3 * GLOBAL_BATCH_SIZE) for split in whole()]  # noqa: E731
-    sys.exit(main(argv))
+    run(argv)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -797,6 +1090,13 @@ def parse_arguments(argv):
     add("--seed", type=lambda text: whole_number(text, 0), default=SEED, help="[%(default)s]")
     add("--jit-compile", action=argparse.BooleanOptionalAction, default=False, help="use XLA")
     add("--checkpoint-every-steps", type=whole_number, default=1000, help="and each epoch [1000]")
+    add(
+        "--recover-from-nan",
+        type=lambda text: whole_number(text, 0),
+        default=0,
+        metavar="N",
+        help="go back to the last checkpoint and on with other data, N times at most [0]",
+    )
     add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
     add("--smoke", action="store_true", help="a few steps of everything; keeps nothing")
     return parser.parse_args(argv)
@@ -805,7 +1105,8 @@ def parse_arguments(argv):
 def main(argv=None):
     """Returns the exit code: 0. Wrong input (2) and a failed run (1) end by SystemExit."""
     global args, strategy, model, optimizer, loss_object, compute_gradients
-    global train_metrics, validation_metrics, test_metrics, state, checkpoints, run_dir
+    global train_metrics, validation_metrics, test_metrics
+    global state, snapshot, checkpoints, stop, in_training, run_dir
     global GLOBAL_BATCH_SIZE, LEARNING_RATE, SEED, STEPS_PER_EPOCH, WORKER, WORKERS
 
     # 1. Read the flags, and find out where to run.
@@ -815,17 +1116,21 @@ def main(argv=None):
     WORKER, WORKERS = read_tf_config()
     if args.smoke:
         return smoke([argument for argument in argv if argument != "--smoke"])
+    listen_for_signals()
     keras.utils.set_random_seed(SEED)
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
     strategy, strategy_name = create_strategy()
+    catch_signals()  # again: a strategy of several workers takes SIGTERM for itself
     replicas = strategy.num_replicas_in_sync
     if GLOBAL_BATCH_SIZE % replicas:
         below = GLOBAL_BATCH_SIZE // replicas * replicas
         nearest = f"{below} or {below + replicas}" if below else replicas
+        counts = [n for n in range(1, GLOBAL_BATCH_SIZE + 1) if GLOBAL_BATCH_SIZE % n == 0]
         refuse(
             f"--global-batch-size {GLOBAL_BATCH_SIZE} can't be shared equally by {replicas} "
-            f"replicas; {nearest} can"
+            f"replicas; {nearest} can. A run that has begun keeps its batch, which "
+            f"{', '.join(map(str, counts))} replicas can share"
         )
 
     # 2. Load the data.
@@ -834,6 +1139,7 @@ def main(argv=None):
     examples = train_set[1]
     if GLOBAL_BATCH_SIZE > examples:
         refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} is above the {examples} training examples")
+    STEPS_PER_EPOCH = examples // GLOBAL_BATCH_SIZE
 
     # 3. See what --run-dir holds.
     config = {
@@ -846,12 +1152,12 @@ def main(argv=None):
         | {package.__name__: package.__version__ for package in (tf, keras, np)},
         "git_commit": git_commit(),
     }
-    checkpoint_path = find_checkpoint("last" if args.mode == "train" else "best")
-    if args.mode == "train" and checkpoint_path:
-        end = check_run(config)
+    if args.mode == "train":
+        end = check_run_dir(config)
         if (end["split"], end["epoch"]) == ("test", args.epochs):
             say(f"{args.run_dir} is finished: test {describe(end)}; more --epochs would go on")
             return 0
+    checkpoint_path = find_start() if args.mode == "train" else find_checkpoint("best")
     if args.mode == "evaluate" and not checkpoint_path:
         refuse(f"--run-dir {args.run_dir} has no checkpoint to evaluate; train it first")
 
@@ -863,29 +1169,29 @@ def main(argv=None):
         optimizer.build(model.trainable_variables)
     if args.jit_compile:
         compute_gradients = tf.function(compute_gradients, jit_compile=True)
+    with tf.device("CPU:0"):  # a loop in the graph asks it at each step
+        stop = tf.Variable(False)
     test_iterator, test_steps = distribute(*test_set, training=False)
     if args.mode == "evaluate":
-        restore(tf.train.Checkpoint(model=model_values()), checkpoint_path)
+        restore({"model": model_values()}, checkpoint_path)
         say(f"test {describe(test(test_iterator, test_steps))}  of {checkpoint_path}")
         return 0
     state = create_state()
-    checkpoint = create_checkpoint()
+    snapshot = create_snapshot()
     if checkpoint_path:
-        restore(checkpoint, checkpoint_path)
-    seed_replicas()
+        restore_run(checkpoint_path)
+    else:
+        seed_replicas()
     step = int(state["step"].numpy())
-    train_iterator, STEPS_PER_EPOCH = distribute(*train_set, training=True, first_step=step)
+    first_step = step + int(state["skipped"].numpy())
+    train_iterator, _ = distribute(*train_set, training=True, first_step=first_step)
     validation_iterator, validation_steps = distribute(*validation_set, training=False)
     run_dir = Path(args.run_dir)
     if WORKER > 0:
         run_dir = Path(tempfile.mkdtemp(prefix="worker-"))
         atexit.register(shutil.rmtree, run_dir, ignore_errors=True)
     open_run_dir(config, step)
-    folder = run_dir / "checkpoints"
-    checkpoints = {
-        "last": tf.train.CheckpointManager(checkpoint, folder / "last", max_to_keep=3),
-        "best": tf.train.CheckpointManager(checkpoint, folder / "best", max_to_keep=1),
-    }
+    checkpoints = create_managers()
     say(
         f"{strategy_name} on {replicas} × {device_type()}, TensorFlow {tf.__version__}\n"
         f"global batch of {GLOBAL_BATCH_SIZE} = {replicas} replica{'s' * (replicas > 1)} × "
@@ -894,10 +1200,16 @@ def main(argv=None):
     )
     if checkpoint_path:
         say(f"resumed at step {step}, from {checkpoint_path}")
+    elif end["split"]:
+        say("started anew, since nothing was saved yet")
 
-    # 5. Train and validate, epoch by epoch.
-    for epoch in range(int(state["epoch"].numpy()) + 1, args.epochs + 1):
-        trained = train(train_iterator)
+    # 5. Train and validate, epoch by epoch. A checkpoint of an epoch's end is of before its
+    # validation, whether the run was stopped in it or not: a resumed run validates again.
+    in_training = True
+    if args.recover_from_nan and not checkpoint_path:
+        save("last")
+    for epoch in range(max(1, math.ceil(step / STEPS_PER_EPOCH)), args.epochs + 1):
+        trained = train(train_iterator, epoch)
         step = epoch * STEPS_PER_EPOCH
         validated = validate(validation_iterator, validation_steps)
         if not math.isfinite(validated["loss"]):
@@ -905,23 +1217,28 @@ def main(argv=None):
                 f"the validation loss is not finite after step {step}, which was not saved; "
                 f"a --learning-rate below {LEARNING_RATE:g} is the usual cure"
             )
-        log("validation", step, epoch, validated)
-        state["epoch"].assign(epoch)
         is_best = validated["loss"] < state["best_loss"].numpy()
         if is_best:
+            save("last", "best")
             state["best_loss"].assign(validated["loss"])
-            save("best")
-        save("last")
+        else:
+            save("last")
+        log("validation", step, epoch, validated)
+        speed = trained.get("examples_per_second")
         say(
             f"epoch {epoch:3}/{args.epochs}  train {describe(trained)}  validation "
-            f"{describe(validated)}  {trained['examples_per_second']:,.0f} examples/s"
+            f"{describe(validated)}{f'  {speed:,.0f} examples/s' if speed else ''}"
             f"{'  best' if is_best else ''}"
         )
+    wait_for_save()
+    in_training = False
+    if stop.numpy():
+        end_on_signal()
 
     # 6. Test the best checkpoint.
     # A worker reads its own copy if it has one: the chief may still be writing.
     best = checkpoints["best"].latest_checkpoint or find_checkpoint("best")
-    restore(tf.train.Checkpoint(model=model_values()), best)
+    restore({"model": model_values()}, best)
     tested = test(test_iterator, test_steps)
 
     # 7. Export it. The test line comes last: a log that ends in one is of a finished run.
@@ -933,6 +1250,19 @@ def main(argv=None):
     return 0
 
 
+def run(argv=None):
+    """Runs `main`, and ends the process with its exit code."""
+    try:
+        code = main(argv)
+    except SystemExit as end:
+        code = end.code
+    except Exception as error:
+        code = explain(error)
+    if code:
+        leave(code)
+    sys.exit(0)
+
+
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
-    sys.exit(main())
+    run()

@@ -1,0 +1,452 @@
+"""Whatever happens to a run, the same command again ends it with the bits of an undisturbed one.
+
+Signals come at random moments: while TensorFlow starts, in steps, in saves, in validation. These
+tests send a few; the fault run in full is
+
+    FAULTS_KILLS=100 FAULTS_TERMS=20 python3 -m uv run pytest -s tests/test_faults.py
+
+It prints its seed; FAULTS_SEED=… draws the same moments again.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import (
+    NO_DROPOUT,
+    ask_child,
+    edit,
+    environment,
+    finish,
+    flags_of,
+    read_numbers,
+    start,
+    start_workers,
+    train,
+)
+
+SEED = int(os.environ.get("FAULTS_SEED", random.SystemRandom().randrange(2**31)))
+KILLS = int(os.environ.get("FAULTS_KILLS", "9"))
+TERMS = int(os.environ.get("FAULTS_TERMS", "6"))
+
+# Some seconds of steps, a save each 20 and a validation each 78 of them.
+FLAGS = ("--global-batch-size", "16", "--epochs", "30", "--checkpoint-every-steps", "20")
+WORKERS = [("worker", 0), ("worker", 1)]
+# One replica, two, and two workers, which share the signals.
+PLACES = ("one replica", "two replicas", "two workers")
+
+
+def share_out(count, place):
+    """Return how many of the signals a place gets."""
+    return len(range(PLACES.index(place), count, len(PLACES)))
+
+
+@pytest.fixture
+def chance(request):
+    """Return the random numbers of a test."""
+    print(f"FAULTS_SEED={SEED}")
+    return random.Random(f"{SEED} {request.node.name}")
+
+
+def begin(place, script, *flags):
+    """Start a run. Return its processes."""
+    if place == "two workers":
+        return start_workers(script, WORKERS, *flags)
+    return [start(script, *flags, *flags_of(PLACES.index(place) + 1))]
+
+
+def wait_for_moment(run_dir, processes, chance):
+    """Wait until a random moment of a run: seldom while it starts, most often while it trains."""
+    if chance.random() < 0.1:
+        time.sleep(chance.uniform(0, 6))
+        return
+    log = run_dir / "metrics.jsonl"
+    before = log.stat().st_ino if log.exists() else None  # A run that begins replaces the file.
+    end = time.monotonic() + 120
+    while not log.exists() or log.stat().st_ino == before:
+        assert time.monotonic() < end
+        if processes[0].poll() is not None:
+            return
+        time.sleep(0.01)
+    time.sleep(chance.uniform(0, 3))
+
+
+def disturb(number, place, script, run_dir, chance):
+    """Start a run, send a signal to it at a random moment, and see it end as it should.
+
+    Return whether the signal came before the run's own end.
+    """
+    processes = begin(place, script, *FLAGS)
+    wait_for_moment(run_dir, processes, chance)
+    target = chance.choice(processes)
+    target.send_signal(number)
+    began = time.monotonic()
+    if number == signal.SIGTERM:
+        # A worker that waits for the others to connect does not hear it: whoever starts several
+        # ends it then. None of the others waits for long.
+        ends = [finish_soon(process, 60) for process in processes]
+        codes = [code for code, _, _ in ends]
+        assert set(codes) <= {0, 143, -signal.SIGTERM, -signal.SIGKILL}, ends
+        assert all("Traceback" not in errors for _, _, errors in ends), ends
+        assert codes.count(-signal.SIGKILL) == 0 or place == "two workers", ends
+        taken = time.monotonic() - began
+        print(f"SIGTERM, {place}: exit codes {codes} after {taken:.1f} s")
+        return any(codes)
+    code, _, errors = finish(target)
+    for other in processes:
+        if other is not target:
+            # It hears of the loss from the connection or from the missing heartbeat.
+            other_code, _, other_errors = finish_soon(other, 20)
+            assert other_code in (0, 143, -signal.SIGKILL), other_errors
+            assert other_errors.count("\n") <= 1, other_errors
+    assert code in (0, -signal.SIGKILL)
+    assert errors == ""
+    return code != 0
+
+
+def finish_soon(process, seconds):
+    """Wait for a process for some seconds, then kill it. Return what `finish` does."""
+    try:
+        return finish(process, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return finish(process)
+
+
+def assert_same_run(run_dir, expected):
+    """Assert that two runs wrote the same numbers, and have the same bits in their checkpoints."""
+    assert read_numbers(run_dir) == read_numbers(expected)
+    tensors, expected_tensors = ask_child("tensors", run_dir, expected)
+    assert tensors == expected_tensors
+    assert len(tensors["last"]) > 20
+    for name in ("export/model.keras", "export/saved_model.pb", "train.py", "config.json"):
+        assert (run_dir / name).is_file()
+    left = [*run_dir.rglob("*.part"), *run_dir.rglob("*_temp")]
+    assert not left
+
+
+def complete(place, script):
+    ends = [finish(process) for process in begin(place, script, *FLAGS)]
+    assert [(code, errors) for code, _, errors in ends] == [(0, "")] * len(ends)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+def test_signals_change_no_bit(number, place, script, train_once, tmp_path, chance):
+    count = share_out({signal.SIGKILL: KILLS, signal.SIGTERM: TERMS}[number], place)
+    expected = train_once(*FLAGS, *flags_of(min(2, PLACES.index(place) + 1)))
+    script = edit(script, tmp_path)
+    run_dir = tmp_path / "run"
+    sent = runs = 0
+    while sent < count:
+        sent += disturb(number, place, script, run_dir, chance)
+        if (run_dir / "export").exists() or sent == count:
+            complete(place, script)
+            assert_same_run(run_dir, expected)
+            shutil.rmtree(run_dir)
+            runs += 1
+    print(
+        f"{sent} × {number.name} to {place}: {runs} runs, all with the bits of an undisturbed one"
+    )
+
+
+def test_second_interrupt_ends_at_once(script, tmp_path):
+    # A step of minutes: the first Ctrl-C waits for it.
+    slow = "    images, labels = batch\n"
+    wait = "    tf.numpy_function(lambda: __import__('time').sleep(100), [], [])\n"
+    script = edit(script, tmp_path, (slow, slow + wait))
+    process = start(script)
+    log = tmp_path / "run" / "config.json"
+    while not log.exists():
+        time.sleep(0.01)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    code, output, errors = finish(process, timeout=5)
+    assert (code, errors) == (143, "")
+    assert "Ctrl-C again ends at once" in output
+
+
+def test_signal_while_it_starts_shows_no_traceback(script, tmp_path):
+    script = edit(script, tmp_path)
+    for seconds in (0.3, 1, 2):
+        process = start(script)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        code, _, errors = finish(process)
+        assert code in (143, -signal.SIGINT), errors  # Python itself takes a moment to start.
+        assert "Error" not in errors
+
+
+# --------------------------------------------------------------------------------------------------
+# Damaged checkpoints
+# --------------------------------------------------------------------------------------------------
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def garble(path):
+    path.write_bytes(b"\xff\xfe\x00")
+
+
+# What is done to which files of checkpoints/, and the checkpoint that is then named.
+DAMAGES = {
+    "data cut": (cut, "last/ckpt-234.data*", "last/ckpt-234"),
+    "data flipped": (flip, "last/ckpt-234.data*", "last/ckpt-234"),
+    "data empty": (empty, "last/ckpt-234.data*", "last/ckpt-234"),
+    "data missing": (os.remove, "last/ckpt-234.data*", "last/ckpt-234"),
+    "index cut": (cut, "last/ckpt-234.index", "last/ckpt-234"),
+    "index flipped": (flip, "last/ckpt-234.index", "last/ckpt-234"),
+    "index empty": (empty, "last/ckpt-234.index", "last/ckpt-234"),
+    "index missing": (os.remove, "last/ckpt-234.index", "last/ckpt-234"),
+    "list empty": (empty, "last/checkpoint", None),
+    "list missing": (os.remove, "last/checkpoint", None),
+    "list garbled": (garble, "last/checkpoint", None),
+    "best flipped": (flip, "best/ckpt-234.data*", "best/ckpt-234"),
+    "two indexes cut": (cut, "last/ckpt-2[23]*.index", "last/ckpt-220"),
+}
+
+
+def test_damaged_checkpoint_is_named_and_skipped(script, train_once, tmp_path):
+    flags = ("--global-batch-size", "16", "--checkpoint-every-steps", "20", "--epochs")
+    half, expected = train_once(*flags, "3"), train_once(*flags, "6")
+    script = edit(script, tmp_path)
+    for name, (damage, pattern, named) in DAMAGES.items():
+        run_dir = tmp_path / name
+        shutil.copytree(half, run_dir)
+        paths = list((run_dir / "checkpoints").glob(pattern))
+        assert paths, name
+        for path in paths:
+            damage(path)
+        output = train(script, *flags, "6", "--run-dir", run_dir)
+        lines = [line for line in output.splitlines() if "damaged" in line]
+        assert ([name] if named else []) == [name for line in lines[-1:] if f"/{named} is" in line]
+        assert read_numbers(run_dir) == read_numbers(expected), name
+    runs = [tmp_path / name for name in DAMAGES]
+    *tensors, expected_tensors = ask_child("tensors", *runs, expected)
+    for name, each in zip(DAMAGES, tensors, strict=True):
+        assert each == expected_tensors, name
+
+
+@pytest.mark.parametrize("damage", [cut, os.remove])
+def test_run_without_a_whole_checkpoint_is_not_started_anew(damage, script, train_once, tmp_path):
+    flags = ("--global-batch-size", "16", "--checkpoint-every-steps", "20", "--epochs")
+    script = edit(script, tmp_path)
+    run_dir = tmp_path / "run"
+    shutil.copytree(train_once(*flags, "3"), run_dir)
+    for path in (run_dir / "checkpoints" / "last").glob("ckpt-*"):
+        damage(path)
+    log = (run_dir / "metrics.jsonl").read_bytes()
+    code, _, errors = finish(start(script, *flags, "6"))
+    assert code == 2
+    [line] = errors.splitlines()
+    assert "no whole checkpoint" in line
+    assert "run/checkpoints/last" in line
+    assert (run_dir / "metrics.jsonl").read_bytes() == log
+
+
+# --------------------------------------------------------------------------------------------------
+# A full disk
+# --------------------------------------------------------------------------------------------------
+
+# A disk of 4 MB, in a mount namespace that goes with the shell: as root or not.
+FULL_DISK = """
+set -e
+mount -t tmpfs -o size=4m tmpfs "$1"
+cp "$2" "$1/train.py"
+cd "$1"
+head -c "$3" /dev/zero > filling
+shift 3
+set +e
+"$@"
+echo "exit code $?"
+rm filling
+"$@"
+echo "exit code $?"
+cp -r run "$KEEP"
+"""
+
+
+@pytest.mark.parametrize("filling", [2000, 2600, 3400])
+def test_full_disk(filling, script, train_once, tmp_path):
+    disk, keep = tmp_path / "disk", tmp_path / "run"
+    disk.mkdir()
+    finished = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", FULL_DISK, "sh", disk, script, str(filling * 1024)]
+        + [os.sys.executable, "train.py", *FLAGS],
+        env=environment(KEEP=str(keep)),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    if "unshare" in finished.stderr or "mount:" in finished.stderr:
+        pytest.skip(f"no small disk can be made here: {finished.stderr}")
+    first, second = finished.stdout.split("exit code ")[1:]
+    assert (first[0], second) == ("1", "0\n"), finished
+    [line] = finished.stderr.splitlines()
+    assert f"the disk of {disk}/run is full" in line
+    assert "bytes left, and a checkpoint takes" in line
+    assert_same_run(keep, train_once(*FLAGS))
+
+
+# --------------------------------------------------------------------------------------------------
+# A loss that is not finite
+# --------------------------------------------------------------------------------------------------
+
+
+def plant_nan(step):
+    """Return an edit of preprocess that makes one batch of 16 NaN, in the epoch of a step."""
+    old = "    return tf.cast(images, tf.float32), labels\n"
+    epoch, position = step // 78, step % 78 * 16
+    return old, (
+        "    images = tf.cast(images, tf.float32)\n"
+        f"    epoch = tf.constant({epoch}, tf.int64)\n"
+        "    key = tf.random.stateless_uniform([], [SEED, epoch], None, None, tf.int32)\n"
+        f"    bad = training & (seeds[0, 0] == key) & (seeds[0, 1] == {position})\n"
+        "    return tf.where(bad, math.nan, images), labels\n"
+    )
+
+
+@pytest.mark.parametrize("place", PLACES[:2])
+def test_not_finite_loss(place, script, tmp_path, chance):
+    step = chance.randrange(40, 5 * 78)  # It turns step + 1 to NaN.
+    print(f"NaN in step {step}")
+    script = edit(script, tmp_path, plant_nan(step))
+    flags = (*FLAGS[:2], "--epochs", "6", *FLAGS[4:], "--steps-per-loop", "7")
+    [process] = begin(place, script, *flags)
+    code, _, errors = finish(process)
+    assert code == 1
+    [line] = errors.splitlines()
+    first, last = [int(word.strip(",")) for word in line.split() if word.strip(",").isdecimal()][:2]
+    assert first <= step < last <= first + 7
+    assert all(word in line for word in ("not finite", "--learning-rate", "clipped", "precision"))
+    saved = [path for path in (tmp_path / "run").rglob("ckpt-*.index")]
+    assert 0 < max(int(path.stem[5:]) for path in saved) <= first
+
+    flags = (*flags, "--recover-from-nan", "1")
+    [process] = begin(place, script, *flags)
+    code, output, errors = finish(process)
+    assert (code, errors) == (0, "")
+    assert "recovery 1 of 1: back at step" in output
+    recovered = read_numbers(tmp_path / "run")
+    assert [line["step"] for line in recovered] == sorted(line["step"] for line in recovered)
+    assert recovered[-1]["split"] == "test"
+    assert recovered[-1]["accuracy"] > 0.9
+    # And killed after the recovery, it still leaves out the same data.
+    shutil.rmtree(tmp_path / "run")
+    [process] = begin(place, script, *flags)
+    while not (
+        tmp_path / "run" / "checkpoints" / "last" / f"ckpt-{step // 20 * 20 + 20}.index"
+    ).exists():
+        time.sleep(0.002)
+        assert process.poll() is None
+    process.kill()
+    finish(process)
+    [process] = begin(place, script, *flags)
+    assert finish(process)[0] == 0
+    assert read_numbers(tmp_path / "run") == recovered
+
+
+def test_recoveries_are_counted(script, tmp_path):
+    # Every batch from some position on is NaN: each recovery leaves out only a few of them.
+    old, new = plant_nan(100)
+    script = edit(script, tmp_path, (old, new.replace(" == 352", " >= 352")))
+    flags = (*FLAGS[:2], "--epochs", "3", "--steps-per-loop", "5", "--recover-from-nan", "2")
+    code, output, errors = finish(start(script, *flags))
+    assert code == 1
+    assert output.count("recovery 1 of 2") == output.count("recovery 2 of 2") == 1
+    [line] = errors.splitlines()
+    assert "not finite" in line
+
+
+# --------------------------------------------------------------------------------------------------
+# Elastic
+# --------------------------------------------------------------------------------------------------
+
+
+def test_run_goes_on_with_more_and_fewer_replicas(script, train_once, tmp_path, chance):
+    expected = read_numbers(train_once(*FLAGS, edits=(NO_DROPOUT,)))
+    script = edit(script, tmp_path, NO_DROPOUT)
+    for replicas in (1, 2, 4, 1):
+        process = start(script, *FLAGS, *flags_of(replicas))
+        wait_for_lines(tmp_path / "run", chance.randint(2, 8), process)
+        process.send_signal(signal.SIGTERM)  # most often in the middle of an epoch
+        assert finish(process)[0] == 143
+    code, output, errors = finish(start(script, *FLAGS, "--replicas", "3"))
+    assert code == 2
+    assert "1, 2, 4, 8, 16 replicas can share" in errors
+    ends = [finish(process) for process in start_workers(script, WORKERS, *FLAGS)]
+    assert [(code, errors) for code, _, errors in ends] == [(0, "")] * 2
+    lines = read_numbers(tmp_path / "run")
+    assert len(lines) == len(expected)
+    for line, other in zip(lines, expected, strict=True):
+        assert line.pop("split") == other.pop("split")
+        assert line == pytest.approx(other, rel=1e-5, abs=0)
+
+
+def wait_for_lines(run_dir, count, process):
+    """Wait until a run has added some lines to its log."""
+    log = run_dir / "metrics.jsonl"
+    inode = log.stat().st_ino if log.exists() else None
+    while not log.exists() or log.stat().st_ino == inode:
+        time.sleep(0.01)
+        assert process.poll() is None
+    before = log.read_bytes().count(b"\n")
+    while log.read_bytes().count(b"\n") < before + count:
+        time.sleep(0.01)
+        assert process.poll() is None
+
+
+# --------------------------------------------------------------------------------------------------
+# Other workers
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_lost_worker_is_named(index, script, tmp_path):
+    script = edit(script, tmp_path)
+    workers = start_workers(script, WORKERS, *FLAGS)
+    wait_for_lines(tmp_path / "run", 2, workers[0])
+    workers[index].kill()
+    code, _, errors = finish(workers[1 - index], timeout=30)
+    assert (code, errors) == (143, f"train.py: worker {index} is lost; start all workers again\n")
+    finish(workers[index])
+    assert not list((tmp_path / "scratch").iterdir()) or index == 1
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_exception_in_a_hook_keeps_its_traceback_and_ends_the_others(index, script, tmp_path):
+    old = "    images, labels = batch\n"
+    check = (
+        f"    if WORKER == {index}:\n"
+        "        limit = tf.where(training, 700, 2**30)\n"
+        "        with tf.control_dependencies([tf.debugging.assert_less(seeds[0, 1], limit)]):\n"
+        "            labels = tf.identity(labels)\n"
+    )
+    script = edit(script, tmp_path, (old, old + check))
+    workers = start_workers(script, WORKERS, *FLAGS)
+    ends = [finish(worker, timeout=60) for worker in workers]
+    assert ends[index][0] == 1
+    assert "Traceback" in ends[index][2]
+    assert "assert_less" in ends[index][2]
+    assert ends[1 - index][0] == 143
+    assert ends[1 - index][2].startswith(f"train.py: worker {index} is lost")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["workers"] == 2
