@@ -30,6 +30,7 @@ FILES = {
     ".gitignore",
     "README.md",
     "pyproject.toml",
+    "tests/conftest.py",
     "tests/test_train.py",
     "train.py",
 }

@@ -1,0 +1,443 @@
+"""The project's own tests: they pass as rendered, and catch what people get wrong in the hooks.
+
+A test plants a mistake in the train.py of a project and runs the project's tests, or those that
+are to catch it. They must fail, with a message that names the hook and the cause.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import TIMEOUT, edit, environment
+
+HOOKS = (
+    "create_datasets",
+    "preprocess",
+    "create_model_and_optimizer",
+    "create_loss_objects",
+    "create_metrics",
+    "compute_loss",
+)
+
+
+@pytest.fixture
+def prove(render, tmp_path):
+    """Return a function that runs the tests of a project, after edits of its train.py.
+
+    It returns the folder, what the tests printed, and the outcome of each by name.
+    """
+
+    def run_tests(*edits, only=""):
+        project_dir = render(tmp_path)
+        edit(project_dir / "train.py", project_dir, *edits)
+        finished = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-k", only],
+            cwd=project_dir,
+            env=environment(),
+            capture_output=True,
+            encoding="utf-8",
+            timeout=3 * TIMEOUT,  # of up to a dozen processes
+            check=False,
+        )
+        assert finished.stderr == ""
+        summary = r"(?m)^(PASSED|FAILED|ERROR) tests/test_train\.py::test_(\S+)"
+        outcomes = {name: outcome for outcome, name in re.findall(summary, finished.stdout)}
+        assert finished.returncode == (set(outcomes.values()) != {"PASSED"}), finished.stdout
+        # What a user reads of a failure, up to the summary.
+        return project_dir, finished.stdout.partition("short test summary")[0], outcomes
+
+    return run_tests
+
+
+def contract_of(hook):
+    return f"hook_keeps_its_contract[{hook}]"
+
+
+REPLICAS = "numbers_do_not_depend_on_the_replicas"
+EVALUATION = "evaluation_counts_every_example_once"
+KILLED = "killed_run_resumes_to_the_same_bits"
+WORKERS = "two_workers_equal_two_replicas"
+EXPORT = "export_predicts_what_the_model_does"
+
+
+def seconds_of_processor():
+    """Return how long the processes that this one started, and has waited for, took to compute."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def test_project_passes_as_rendered_and_lists_what_to_edit(prove):
+    start = seconds_of_processor()
+    project_dir, output, outcomes = prove()
+    seconds = seconds_of_processor() - start
+    assert set(outcomes) == {
+        *map(contract_of, HOOKS),
+        REPLICAS,
+        EVALUATION,
+        KILLED,
+        WORKERS,
+        EXPORT,
+    }
+    assert set(outcomes.values()) == {"PASSED"}, output
+    assert seconds < 240  # Less by the clock, where there are two cores and nothing else runs.
+
+    lines = (project_dir / "train.py").read_text(encoding="utf-8").splitlines()
+    marks = [
+        f"train.py:{number}: {line.strip().removeprefix('# ')}"
+        for number, line in enumerate(lines, start=1)
+        if line.strip().startswith("# TODO(you):")
+    ]
+    assert len(marks) > len(HOOKS)
+    assert [line for line in output.splitlines() if "TODO(you): " in line] == marks
+    assert "TODO(you) still in train.py" in output
+
+
+def test_what_is_done_is_not_listed(prove):
+    mark = "        # TODO(you): your loss.\n"
+    _, output, _ = prove((mark, ""), only="nothing_at_all or compute_loss")
+    assert "your loss" not in output
+    assert "TODO(you): your data" in output
+
+
+# --------------------------------------------------------------------------------------------------
+# Mistakes that a check of the hooks by themselves finds
+# --------------------------------------------------------------------------------------------------
+
+RETURN_BATCH = "    return tf.cast(images, tf.float32), labels\n"
+PREDICTIONS = "                keras.layers.Dense(10),\n"
+LOSS = 'keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")'
+METRIC = 'keras.metrics.SparseCategoricalAccuracy(name="accuracy")'
+MEAN_METRIC = (METRIC, 'keras.metrics.MeanAbsoluteError(name="error")')
+SPLITS = "    return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]\n"
+MODEL = """        model = keras.Sequential(
+            [
+                keras.Input([8, 8, 1]),
+"""
+METRICS = """    with strategy.scope():
+        return metrics(), metrics(), metrics()
+"""
+SCOPE_OF_MODEL = """    with strategy.scope():
+        # TODO(you): your model."""
+
+# To a hand-written loss, of labels [batch] and predictions [batch, 1] or the other way round.
+SQUARES = "lambda labels, predictions: tf.reduce_mean(tf.square(labels - predictions), axis=-1)"
+PAIRS = "lambda labels, predictions: tf.square(labels - predictions)"
+
+
+def return_batch(images="tf.cast(images, tf.float32)", labels="labels"):
+    """Return an edit: preprocess returns something else."""
+    return RETURN_BATCH, f"    return {images}, {labels}\n"
+
+
+def augment(expression):
+    """Return an edit: preprocess changes its images in training."""
+    return RETURN_BATCH, (
+        "    images = tf.cast(images, tf.float32)\n"
+        "    if training:\n"
+        f"        images = {expression}\n"
+        "    return images, labels\n"
+    )
+
+
+# A model of a class of its own, of whose layers one is not used.
+FORGETFUL = """
+
+class Forgetful(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = keras.layers.Dense(10), keras.layers.Dense(5, name="forgotten")
+        self.unused.build([None, 64])
+
+    def call(self, inputs):
+        return self.used(keras.layers.Flatten()(inputs))
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        model, optimizer = Forgetful(), keras.optimizers.Adam(LEARNING_RATE)
+        model(tf.zeros([1, 8, 8, 1]))
+    return model, optimizer
+
+
+def create_loss_objects(strategy):
+"""
+
+# As keras.metrics.R2Score and F1Score do.
+LATE_METRIC = (
+    "\n\ndef create_metrics(strategy):\n",
+    """
+
+class LateAccuracy(keras.metrics.SparseCategoricalAccuracy):
+    late = None
+
+    def update_state(self, *args):
+        self.late = self.late or self.add_variable((), "zeros", name="late")
+        super().update_state(*args)
+
+
+def create_metrics(strategy):
+""",
+)
+
+# By name: the edits, the hook to blame, and what the message says of it.
+MISTAKES = {
+    "mean-in-the-loss": (
+        [
+            (
+                "tf.nn.compute_average_loss(\n"
+                "        loss_object(labels, predictions), sample_weight, "
+                "global_batch_size=GLOBAL_BATCH_SIZE\n"
+                "    )\n",
+                "tf.reduce_mean(loss_object(labels, predictions))\n",
+            )
+        ],
+        "compute_loss",
+        ["takes the mean over a replica's own examples", "compute_average_loss"],
+    ),
+    "unscaled-regularization": (
+        [
+            ("tf.nn.scale_regularization_loss(tf.add_n(model.losses))", "tf.add_n(model.losses)"),
+            (PREDICTIONS, PREDICTIONS.replace("10", '10, kernel_regularizer="l2"')),
+        ],
+        "compute_loss",
+        ["a regularization loss that doesn't go through tf.nn.scale_regularization_loss"],
+    ),
+    "reduced-loss": (
+        [(LOSS, LOSS.replace(', reduction="none"', ""))],
+        "create_loss_objects",
+        ["a loss that is reduced already", 'reduction="none"'],
+    ),
+    "tf-random": (
+        [augment("images + tf.random.normal([8, 8, 1])")],
+        "preprocess",
+        ["other features when it is called again with the same seeds", "not from tf.random"],
+    ),
+    "np-random": (
+        [augment("images * np.random.uniform(0.5, 1.5)")],
+        "preprocess",
+        ["other features when it is called again with the same seeds", "np.random"],
+    ),
+    "one-seed-for-all": (
+        [augment("tf.image.stateless_random_contrast(images, 0.5, 1.5, seed=seeds[0])")],
+        "preprocess",
+        ["for the same examples in a batch of 2 than in one of 4", "with its own seed"],
+    ),
+    "statistics-of-the-batch": (
+        [
+            return_batch(
+                images="tf.cast(images, tf.float32) - tf.reduce_mean(tf.cast(images, tf.float32))"
+            )
+        ],
+        "preprocess",
+        ["for the same examples in a batch of 2 than in one of 4"],
+    ),
+    "unknown-size": (
+        [(SPLITS, SPLITS.replace(") for i", ").filter(lambda _, label: label > 0) for i"))],
+        "create_datasets",
+        [
+            "doesn't say how many examples the train and validation and test dataset",
+            "assert_cardinality",
+        ],
+    ),
+    "another-order-each-time": (
+        [("np.random.default_rng(0)", "np.random.default_rng()")],
+        "create_datasets",
+        ["gives the train and validation and test dataset in another order", "a seed of its own"],
+    ),
+    "labels-that-broadcast": (
+        [
+            return_batch(labels="tf.cast(labels, tf.float32)"),
+            (PREDICTIONS, PREDICTIONS.replace("10", "1")),
+            (LOSS, SQUARES),
+            MEAN_METRIC,
+        ],
+        "create_loss_objects",
+        ["mixes the examples", "labels are (4,), predictions (4, 1)", "broadcasts"],
+    ),
+    "predictions-that-broadcast": (
+        [
+            return_batch(labels="tf.cast(labels, tf.float32)[:, None]"),
+            (
+                PREDICTIONS,
+                PREDICTIONS.replace("10", "1") + " " * 16 + "keras.layers.Reshape([]),\n",
+            ),
+            (LOSS, PAIRS),
+            MEAN_METRIC,
+        ],
+        "create_loss_objects",
+        ["gives (4, 4) for 4 examples", "labels are (4, 1), predictions (4,)", "broadcasts"],
+    ),
+    "unused-layer": (
+        [("\n\ndef create_loss_objects(strategy):\n", FORGETFUL)],
+        "create_model_and_optimizer",
+        ["get no gradient", "forgotten/kernel, ", "forgotten/bias. Is their layer used?"],
+    ),
+    "gradient-that-stops": (
+        [
+            (
+                PREDICTIONS,
+                PREDICTIONS + " " * 16 + "keras.layers.Lambda(tf.stop_gradient),\n"
+                " " * 16 + "keras.layers.Dense(10),\n",
+            )
+        ],
+        "create_model_and_optimizer",
+        ["get no gradient", "conv2d", "stop_gradient"],
+    ),
+    "model-outside-the-scope": (
+        [(SCOPE_OF_MODEL, SCOPE_OF_MODEL.replace("with strategy.scope()", "if True"))],
+        "create_model_and_optimizer",
+        ["makes variables of the model outside strategy.scope()", "Indent"],
+    ),
+    "metrics-outside-the-scope": (
+        [(METRICS, "    return metrics(), metrics(), metrics()\n")],
+        "create_metrics",
+        ["makes variables of metrics outside strategy.scope()", "Indent"],
+    ),
+    "two-metrics-of-a-name": (
+        [(METRIC, f"{METRIC}, {METRIC}")],
+        "create_metrics",
+        ["has two values named 'accuracy'"],
+    ),
+    "metric-that-is-built-late": (
+        [
+            (METRIC, METRIC.replace("keras.metrics.SparseCategoricalAccuracy", "LateAccuracy")),
+            LATE_METRIC,
+        ],
+        "create_metrics",
+        ["'accuracy', that makes variables when it is first updated"],
+    ),
+    "exception": (
+        [(RETURN_BATCH, "    images = tf.reshape(images, [-1, 7])\n" + RETURN_BATCH)],
+        "preprocess",
+        ["fails (train.py, line ", "reshape"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_contract_names_the_hook_and_the_cause(mistake, prove):
+    edits, hook, words = MISTAKES[mistake]
+    _, output, outcomes = prove(*edits, only="contract")
+    # The others pass, or are skipped where this one leaves nothing to check.
+    assert {name for name in outcomes if outcomes[name] != "PASSED"} == {contract_of(hook)}, output
+    messages = "\n".join(line for line in output.splitlines() if line.startswith(f"{hook} "))
+    for text in words:
+        assert text in messages
+    assert "Traceback" not in output
+
+
+# --------------------------------------------------------------------------------------------------
+# Mistakes that show in runs
+# --------------------------------------------------------------------------------------------------
+
+CONVOLVED = "                keras.layers.Flatten(),\n"
+NORMALIZED = (CONVOLVED, "                keras.layers.BatchNormalization(),\n" + CONVOLVED)
+SYNCHRONIZED = (NORMALIZED[0], NORMALIZED[1].replace("()", "(synchronized=True)", 1))
+
+TEST_METRICS = """    for metric in test_metrics:
+        metric.update_state(labels, predictions, sample_weight)
+"""
+
+# A layer that its configuration doesn't tell the factor of.
+FORGETTING_LAYER = """
+@keras.saving.register_keras_serializable()
+class Times(keras.layers.Layer):
+    def __init__(self, factor{default}, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+
+    def call(self, inputs):
+        return self.factor * inputs
+
+    def get_config(self):
+        return super().get_config()
+
+
+def create_model_and_optimizer(strategy):
+"""
+TIMES = (PREDICTIONS, PREDICTIONS + " " * 16 + "Times(2.0),\n")
+
+
+def forget(default):
+    """Return the edits: a layer with a factor, whose default is that of the saved model."""
+    layer = FORGETTING_LAYER.replace("{default}", default)
+    return [("\ndef create_model_and_optimizer(strategy):\n", layer), TIMES]
+
+
+# By name: the edits, the test that fails, and what the message says.
+MISTAKES_IN_RUNS = {
+    "batch-normalization": (
+        [NORMALIZED],
+        REPLICAS,
+        [
+            "gives other numbers on 2 replicas than on 1",
+            "create_model_and_optimizer: BatchNormalization 'batch_normalization' is not synchron",
+            "give it synchronized=True",
+        ],
+    ),
+    "padding-that-counts": (
+        [(TEST_METRICS, TEST_METRICS.replace(", sample_weight", ""))],
+        EVALUATION,
+        ["The accuracy of the test split is ", "test_step", "doesn't count with sample_weight"],
+    ),
+    "tf-random": (
+        MISTAKES["tf-random"][0],
+        KILLED,
+        [
+            "A run that was killed and started again gives other numbers than an undisturbed one",
+            "preprocess gives other features when it is called again with the same seeds",
+        ],
+    ),
+    "another-order-each-time": (
+        MISTAKES["another-order-each-time"][0],
+        WORKERS,
+        [
+            "Two workers give other numbers than two replicas in one process",
+            "create_datasets gives the train and validation and test dataset in another order",
+        ],
+    ),
+    "configuration-without-an-argument": (
+        forget("=1.0"),
+        EXPORT,
+        [
+            "create_model_and_optimizer: model.keras in export/ predicts something else",
+            "get_config leaves out an argument",
+        ],
+    ),
+    "configuration-that-does-not-load": (
+        forget(""),
+        EXPORT,
+        ["create_model_and_optimizer: model.keras in export/ can't be loaded", "get_config"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_IN_RUNS)
+def test_run_names_the_hook_and_the_cause(mistake, prove):
+    edits, test, words = MISTAKES_IN_RUNS[mistake]
+    _, output, outcomes = prove(*edits, only=test)
+    assert outcomes == {test: "FAILED"}, output
+    for text in words:
+        assert text in output
+    assert "Traceback" not in output
+
+
+def test_synchronized_normalization_is_no_mistake(prove):
+    _, output, outcomes = prove(SYNCHRONIZED, only=f"contract or {REPLICAS}")
+    assert len(outcomes) == len(HOOKS) + 1
+    assert set(outcomes.values()) == {"PASSED"}, output
+
+
+def test_exception_in_a_run_names_the_hook(prove):
+    # It passes a batch of 4, and fails in the batches of a run.
+    broken = "    images = tf.ensure_shape(images, [4, 8, 8, 1])\n"
+    edits = [(RETURN_BATCH, broken + RETURN_BATCH)]
+    project_dir, output, outcomes = prove(*edits, only=REPLICAS)
+    assert outcomes == {REPLICAS: "FAILED"}
+    lines = (project_dir / "train.py").read_text(encoding="utf-8").splitlines()
+    line = lines.index(broken.rstrip()) + 1
+    assert (
+        f"broke off with exit code 1. It happened in preprocess (train.py, line {line})" in output
+    )
