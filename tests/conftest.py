@@ -27,8 +27,11 @@ TEMPLATE = Path(__file__).resolve().parents[1]
 FILES_IN_ORDER = [
     "test_rendering",
     "test_bad_input",
+    "test_launch",
     "test_running",
     "test_exactness",
+    "test_resume",
+    "test_faults",
     "test_proofs",
 ]
 
