@@ -24,7 +24,13 @@ from cookiecutter.main import cookiecutter
 TEMPLATE = Path(__file__).resolve().parents[1]
 
 # The order to run the files in: from seconds to minutes.
-FILES_IN_ORDER = ["test_rendering", "test_bad_input", "test_running", "test_exactness"]
+FILES_IN_ORDER = [
+    "test_rendering",
+    "test_bad_input",
+    "test_launch",
+    "test_running",
+    "test_exactness",
+]
 
 TIMEOUT = 300  # seconds, of any one process
 COMPILED = tempfile.mkdtemp()
