@@ -29,6 +29,7 @@ QUESTIONS = {name: value for name, value in CONTEXT.items() if not name.startswi
 FILES = {
     ".gitignore",
     "README.md",
+    "launch/local.py",
     "pyproject.toml",
     "tests/conftest.py",
     "tests/test_train.py",

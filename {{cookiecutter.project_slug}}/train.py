@@ -443,9 +443,11 @@ def listen_for_signals():
         os.read(reader, 1)
         if not in_training:
             leave(143)
+        first = time.monotonic()
         stop.assign(True)
         say("stopping after this step; Ctrl-C again ends at once")
-        while os.read(reader, 1)[0] != signal.SIGINT:
+        # `uv run` and others pass on a signal that has reached this process already.
+        while os.read(reader, 1)[0] != signal.SIGINT or time.monotonic() - first < 1:
             pass
         leave(143, wait=False)
 
