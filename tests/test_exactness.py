@@ -66,7 +66,7 @@ def test_workers_equal_replicas_to_the_bit(tasks, script, train_once, tmp_path):
     scratch = tmp_path / "scratch"
     folders = set()
     while workers[0].poll() is None and not folders:
-        folders.update(scratch.glob("worker-*"))
+        folders.update(scratch.glob("train-*/metrics.jsonl"))
         time.sleep(0.01)
     (_, chief_output, _), (_, worker_output, _) = ends = [finish(worker) for worker in workers]
     assert [(code, errors) for code, _, errors in ends] == [(0, ""), (0, "")]

@@ -78,7 +78,8 @@ writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # of checkpoints
 writing: concurrent.futures.Future | None = None  # the checkpoint that it writes
 stop: tf.Variable  # [] bool: SIGTERM or Ctrl-C has come
 in_training: bool = False  # so there is something to save before the end
-run_dir: Path | None = None  # --run-dir on the chief; on others a folder that they remove
+run_dir: Path  # --run-dir on the chief; on other workers a folder in `scratch`
+scratch: str | None = None  # a folder that goes with the process
 STEPS_PER_EPOCH: int
 WORKER: int = 0  # the index of this worker; 0 is the chief
 WORKERS: int = 1
@@ -482,8 +483,8 @@ def leave(code, wait=True):
     by itself, for then TensorFlow waits for the other workers."""
     if wait and writing:
         concurrent.futures.wait([writing])
-    if WORKER > 0 and run_dir:
-        shutil.rmtree(run_dir, ignore_errors=True)
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -1108,7 +1109,7 @@ def main(argv=None):
     """Returns the exit code: 0. Wrong input (2) and a failed run (1) end by SystemExit."""
     global args, strategy, model, optimizer, loss_object, compute_gradients
     global train_metrics, validation_metrics, test_metrics
-    global state, snapshot, checkpoints, stop, in_training, run_dir
+    global state, snapshot, checkpoints, stop, in_training, run_dir, scratch
     global GLOBAL_BATCH_SIZE, LEARNING_RATE, SEED, STEPS_PER_EPOCH, WORKER, WORKERS
 
     # 1. Read the flags, and find out where to run.
@@ -1118,6 +1119,9 @@ def main(argv=None):
     WORKER, WORKERS = read_tf_config()
     if args.smoke:
         return smoke([argument for argument in argv if argument != "--smoke"])
+    # AutoGraph's files go there too: an end by a signal leaves it no time to remove them.
+    tempfile.tempdir = scratch = tempfile.mkdtemp(prefix="train-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     listen_for_signals()
     keras.utils.set_random_seed(SEED)
     if args.deterministic:
@@ -1188,10 +1192,7 @@ def main(argv=None):
     first_step = step + int(state["skipped"].numpy())
     train_iterator, _ = distribute(*train_set, training=True, first_step=first_step)
     validation_iterator, validation_steps = distribute(*validation_set, training=False)
-    run_dir = Path(args.run_dir)
-    if WORKER > 0:
-        run_dir = Path(tempfile.mkdtemp(prefix="worker-"))
-        atexit.register(shutil.rmtree, run_dir, ignore_errors=True)
+    run_dir = Path(args.run_dir if WORKER == 0 else scratch)
     open_run_dir(config, step)
     checkpoints = create_managers()
     say(
