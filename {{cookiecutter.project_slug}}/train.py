@@ -78,7 +78,7 @@ writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # of checkpoints
 writing: concurrent.futures.Future | None = None  # the checkpoint that it writes
 stop: tf.Variable  # [] bool: SIGTERM or Ctrl-C has come
 in_training: bool = False  # so there is something to save before the end
-run_dir: Path  # --run-dir on the chief; on other workers a folder in `scratch`
+run_dir: Path = Path()  # --run-dir on the chief; on other workers `scratch`
 scratch: str | None = None  # a folder that goes with the process
 STEPS_PER_EPOCH: int
 WORKER: int = 0  # the index of this worker; 0 is the chief
@@ -781,11 +781,7 @@ def restore_run(path):
     parts = [part.numpy() for part in snapshot["metrics"]]
     replicas = strategy.num_replicas_in_sync
     if parts and len(parts[0]) != replicas:  # the first gets the sum, the others nothing
-        empty = [np.zeros([replicas - 1, *part.shape[1:]], part.dtype) for part in parts]
-        parts = [
-            np.concatenate([part.sum(0, keepdims=True), rest])
-            for part, rest in zip(parts, empty, strict=True)
-        ]
+        parts = [np.stack([x.sum(0)] + [0 * x[0]] * (replicas - 1)) for x in parts]
 
     @tf.function
     def assign():
