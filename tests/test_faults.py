@@ -154,11 +154,32 @@ def test_signals_change_no_bit(number, place, script, train_once, tmp_path, chan
     )
 
 
+UNPACK = "    images, labels = batch\n"
+
+
+def test_signal_in_validation(script, train_once, tmp_path):
+    flags = (*FLAGS[:2], "--epochs", "2", *FLAGS[4:])
+    wait = "    training or tf.numpy_function(lambda: time.sleep(1), [], [])\n"
+    process = start(edit(script, tmp_path, (UNPACK, UNPACK + wait)), *flags)
+    log = tmp_path / "run" / "metrics.jsonl"
+    while not log.exists() or not read_numbers(log.parent):
+        time.sleep(0.01)
+        assert process.poll() is None
+    time.sleep(1)  # of the 17 or more that the validation takes
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    code, output, errors = finish(process)
+    assert (code, errors) == (143, "")
+    assert time.monotonic() - began < 5
+    assert "stopped and saved at step 78" in output
+    train(edit(script, tmp_path), *flags)
+    assert_same_run(tmp_path / "run", train_once(*flags))
+
+
 def test_second_interrupt_ends_at_once(script, tmp_path):
     # A step of minutes: the first Ctrl-C waits for it.
-    slow = "    images, labels = batch\n"
-    wait = "    tf.numpy_function(lambda: __import__('time').sleep(100), [], [])\n"
-    script = edit(script, tmp_path, (slow, slow + wait))
+    wait = "    tf.numpy_function(lambda: time.sleep(100), [], [])\n"
+    script = edit(script, tmp_path, (UNPACK, UNPACK + wait))
     process = start(script)
     log = tmp_path / "run" / "config.json"
     while not log.exists():
@@ -436,14 +457,13 @@ def test_lost_worker_is_named(index, script, tmp_path):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_exception_in_a_hook_keeps_its_traceback_and_ends_the_others(index, script, tmp_path):
-    old = "    images, labels = batch\n"
     check = (
         f"    if WORKER == {index}:\n"
         "        limit = tf.where(training, 700, 2**30)\n"
         "        with tf.control_dependencies([tf.debugging.assert_less(seeds[0, 1], limit)]):\n"
         "            labels = tf.identity(labels)\n"
     )
-    script = edit(script, tmp_path, (old, old + check))
+    script = edit(script, tmp_path, (UNPACK, UNPACK + check))
     workers = start_workers(script, WORKERS, *FLAGS)
     ends = [finish(worker, timeout=60) for worker in workers]
     assert ends[index][0] == 1
