@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,7 +33,7 @@ def main():
         wide = text.replace("keras.layers.Dense(64,", f"keras.layers.Dense({arguments.width},")
         assert wide != text
         path.write_text(wide, encoding="utf-8")
-        epochs = time_epochs(load(path), arguments.epochs, f"{folder}/run")
+        epochs, saves = time_epochs(load(path), arguments.epochs, f"{folder}/run")
         [checkpoint, *_] = Path(folder, "run", "checkpoints", "last").glob("*.data*")
         size = checkpoint.stat().st_size / 2**20
     plain, saving = epochs[1::2], epochs[2::2]  # less the first, which traces
@@ -42,6 +43,9 @@ def main():
     print(f"steps/s saving each 100: {1 / statistics.median(saving):.1f}")
     spread = f"{min(ratios):.3f}–{max(ratios):.3f}"
     print(f"throughput with saves ÷ without: {statistics.median(ratios):.3f} ({spread})")
+    waited = statistics.median(saves)
+    share = waited / (100 * statistics.median(saving))
+    print(f"the loop waits {1000 * waited:.1f} ms for a save, {share:.2%} of 100 steps")
 
 
 def load(path):
@@ -52,9 +56,10 @@ def load(path):
 
 
 def time_epochs(script, epochs, run_dir):
-    """Returns the seconds a step of each epoch; those of odd index are without saves inside."""
-    create_datasets, train = script.create_datasets, script.train
-    seconds = []
+    """Returns the seconds a step of each epoch, of which those of odd index are without saves
+    inside, and the seconds that each call of `save` took."""
+    create_datasets, train, save = script.create_datasets, script.train, script.save
+    seconds, saves = [], []
 
     def create_large_datasets():
         train_set, *others = create_datasets()
@@ -67,11 +72,18 @@ def time_epochs(script, epochs, run_dir):
         values = train(*arguments)
         script.wait_for_save()
         seconds.append((time.perf_counter() - started) / STEPS)
+        print(f"{len(seconds)}: {1 / seconds[-1]:.1f} steps/s", file=sys.stderr)
         return values
 
+    def timed_save(*folders):
+        started = time.perf_counter()
+        save(*folders)
+        saves.append(time.perf_counter() - started)
+
     script.create_datasets, script.train = create_large_datasets, timed_train
+    script.save = timed_save
     script.main(["--run-dir", run_dir, "--epochs", str(epochs)])
-    return seconds
+    return seconds, saves
 
 
 if __name__ == "__main__":
