@@ -59,9 +59,10 @@ def evaluations(*run_dirs):
 def evaluate_exports(run_dir):
     script = load(run_dir / "train.py")  # The copy: as it was when the run began.
     saved_model = tf.saved_model.load(str(run_dir / "export"))  # It has to outlive its function.
+    model = tf.keras.models.load_model(run_dir / "export" / "model.keras")
     exports = {
-        "model.keras": tf.keras.models.load_model(run_dir / "export" / "model.keras"),
-        "SavedModel": saved_model.serve,
+        "model.keras": lambda inputs, features: model(features),
+        "SavedModel": lambda inputs, features: saved_model.serve(inputs),
     }
     splits = zip(("validation", "test"), script.create_datasets()[1:], strict=True)
     batches = {split: next(iter(dataset.batch(10**6))) for split, dataset in splits}
@@ -74,7 +75,7 @@ def evaluate_exports(run_dir):
 def evaluate(script, predict, batch):
     seeds = tf.zeros([len(batch[0]), 2], tf.int32)
     features, labels, *weights = script.preprocess(batch, seeds, training=False)
-    logits = np.asarray(predict(features), "float64")
+    logits = np.asarray(predict(batch[0], features), "float64")
     logits -= logits.max(axis=1, keepdims=True)
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels]
     right = logits.argmax(axis=1) == labels
@@ -84,6 +85,81 @@ def evaluate(script, predict, batch):
         "loss": float(np.average(losses, weights=weights)),
         "accuracy": float(np.average(right, weights=weights)),
     }
+
+
+def values(path):
+    """Return the tensors of a checkpoint as lists, by name."""
+    reader = tf.train.load_checkpoint(path)
+    names = reader.get_variable_to_shape_map().keys() - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
+    return {name: np.asarray(reader.get_tensor(name), "float64").tolist() for name in names}
+
+
+# --------------------------------------------------------------------------------------------------
+# Tasks
+# --------------------------------------------------------------------------------------------------
+
+
+def baseline(path, task):
+    """Return what a plain model reaches on the test split: accuracy, or mean absolute error."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import SVC
+
+    splits = [next(iter(split.batch(10**6))) for split in load(path).create_datasets()]
+    (inputs, labels), _, (test_inputs, test_labels) = [
+        [np.asarray(x) for x in split] for split in splits
+    ]
+    if task == "tabular_regression":
+        model = make_pipeline(StandardScaler(), Ridge()).fit(inputs, labels)
+        return float(np.mean(np.abs(model.predict(test_inputs) - test_labels)))
+    if task == "image_classification":
+        model = SVC().fit(inputs.reshape(len(inputs), -1), labels)
+        return model.score(test_inputs.reshape(len(test_inputs), -1), test_labels)
+    words = CountVectorizer(token_pattern=r"\w+")
+    model = make_pipeline(words, LogisticRegression(C=10, max_iter=1000)).fit(inputs, labels)
+    return model.score(test_inputs, test_labels)
+
+
+def make_preset(folder):
+    """Save a tiny preset. Return the sum of the sizes of the numbers of each of its weights."""
+    import keras_hub
+
+    words = ["latin", "letter", "small", "capital", "sign", "with", "and"]
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, *letters]
+    tokenizer = keras_hub.models.BertTokenizer(pieces + [f"##{x}" for x in letters], lowercase=True)
+    backbone = keras_hub.models.BertBackbone(
+        tokenizer.vocabulary_size(), 1, 2, 8, 16, max_sequence_length=16
+    )
+    backbone.save_to_preset(folder)
+    tokenizer.save_to_preset(folder)
+    return {x.path: float(np.sum(np.abs(x.numpy()))) for x in backbone.weights}
+
+
+def serve_pair(export):
+    """Return the shape of what an export predicts for two pairs of texts."""
+    import tensorflow_text  # noqa: F401
+
+    model = tf.saved_model.load(export)
+    return list(model.serve((tf.constant(["a", "b"]), tf.constant(["c", "d"]))).shape)
+
+
+def decayed(path):
+    """Return the weights that an update without gradients shrinks, and those that it leaves."""
+    script = load(path)
+    script.learning_rate = lambda: 0.1
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    model, optimizer = script.create_model_and_optimizer(strategy)
+    with strategy.scope():
+        optimizer.build(model.trainable_variables)
+        for weight in model.trainable_variables:
+            weight.assign(tf.ones_like(weight.value))
+    zeros = [tf.zeros_like(weight.value) for weight in model.trainable_variables]
+    strategy.run(lambda: optimizer.apply(zeros, model.trainable_variables))
+    shrunk = [x.path for x in model.trainable_variables if np.max(x.numpy()) < 1]
+    return shrunk, [x.path for x in model.trainable_variables if np.min(x.numpy()) == 1]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -104,6 +180,7 @@ def batches(path, replicas):
     flags = ["--replicas", replicas, "--global-batch-size", str(BATCH_SIZE)]
     script.args = script.parse_arguments(flags)
     script.GLOBAL_BATCH_SIZE = BATCH_SIZE
+    script.STEPS_PER_EPOCH = EXAMPLES // BATCH_SIZE
     script.strategy, _ = script.create_strategy()
     assert script.strategy.num_replicas_in_sync == int(replicas)
     examples = script.load(tf.data.Dataset.range(EXAMPLES), "train")
@@ -181,7 +258,8 @@ def redirect(descriptor):
 
 
 if __name__ == "__main__":
-    questions = {"tensors": tensors, "evaluations": evaluations}
-    questions |= {"batches": batches, "commands": commands}
+    questions = {"tensors": tensors, "evaluations": evaluations, "values": values}
+    questions |= {"batches": batches, "commands": commands, "baseline": baseline}
+    questions |= {"make_preset": make_preset, "serve_pair": serve_pair, "decayed": decayed}
     question, *arguments = sys.argv[1:]
     print(json.dumps(questions[question](*arguments)))

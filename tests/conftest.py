@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -29,15 +30,29 @@ FILES_IN_ORDER = [
     "test_bad_input",
     "test_launch",
     "test_running",
+    "test_tasks",
+    "test_flags",
     "test_exactness",
     "test_resume",
     "test_faults",
     "test_proofs",
 ]
 
+# Of the moments at which runs are killed. A failure shows it, and the variable sets it.
+SEED = int(os.environ.get("FAULTS_SEED", random.SystemRandom().randrange(2**31)))
+
 TIMEOUT = 300  # seconds, of any one process
 COMPILED = tempfile.mkdtemp()
 atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+
+# What cuts the data of each task, for a run of seconds.
+FEW = ("labels)) for i in splits]", "labels)) for i in np.split(order[:800], [640, 720])]")
+FEW_OF = {
+    "image_classification": ("[1257, 1527]", "[128, 192]"),
+    "text_classification": FEW,
+    "tabular_regression": ("[310, 376]", "[64, 96]"),
+}
+TASKS = tuple(FEW_OF)
 
 # Text of train.py, and what the tests put in its place.
 NO_DROPOUT = ("keras.layers.Dropout(0.3)", "keras.layers.Dropout(0.0)")
@@ -215,9 +230,9 @@ def finish(process, timeout=TIMEOUT):
     return process.returncode, output, errors
 
 
-def train(script, *flags, **options):
+def train(script, *flags, timeout=TIMEOUT, **options):
     """Run a script to its good end. Return its output."""
-    code, output, errors = finish(start(script, *flags, **options))
+    code, output, errors = finish(start(script, *flags, **options), timeout)
     assert (code, errors) == (0, ""), f"{flags}\n{output}\n{errors}"
     return output
 
@@ -260,10 +275,35 @@ def hash_tree(folder):
     }
 
 
+def assert_same_run(run_dir, expected):
+    """Assert that two runs wrote the same numbers, and have the same bits in their checkpoints."""
+    assert read_numbers(run_dir) == read_numbers(expected)
+    tensors, expected_tensors = ask_child("tensors", run_dir, expected)
+    assert tensors == expected_tensors
+    assert len(tensors["last"]) > 20
+    for name in ("export/model.keras", "export/saved_model.pb", "train.py", "config.json"):
+        assert (run_dir / name).is_file()
+    assert not [*run_dir.rglob("*.part"), *run_dir.rglob("*_temp")]
+
+
+@pytest.fixture
+def chance(request):
+    """Return the random numbers of a test."""
+    print(f"FAULTS_SEED={SEED}")
+    return random.Random(f"{SEED} {request.node.name}")
+
+
 @pytest.fixture(scope="session")
 def script(render, tmp_path_factory):
     """Return the path of the train.py of the default answers."""
     return render(tmp_path_factory.mktemp("rendered")) / "train.py"
+
+
+@pytest.fixture(scope="session")
+def projects(render, tmp_path_factory):
+    """Return the folder of each task's project."""
+    folder = tmp_path_factory.mktemp("tasks")
+    return {task: render(folder, task=task, project_slug=f"a_{task}") for task in TASKS}
 
 
 @pytest.fixture(scope="session")
@@ -279,6 +319,7 @@ def train_once(script, tmp_path_factory):
         if key not in trained:
             folder = tmp_path_factory.mktemp("trained")
             trained[key] = folder, finish(start(edit(script, folder, *edits), *flags))
+            (folder / "output").write_text(trained[key][1][1], encoding="utf-8")
         folder, (code, output, errors) = trained[key]
         assert (code, errors) == (0, ""), f"{flags}\n{output}\n{errors}"
         return folder / "run"

@@ -186,8 +186,8 @@ def test_command_is_refused(name, outcomes):
 # Numbers
 # --------------------------------------------------------------------------------------------------
 
-FRACTIONS = {"--learning-rate"}
-FROM_ZERO = ("--seed", "--recover-from-nan")
+FRACTIONS = {"--learning-rate", "--clip-norm", "--ema-momentum", "--timeout"}
+FROM_ZERO = ("--seed", "--recover-from-nan", "--warmup-steps")
 
 
 def find_numeric_flags(script):

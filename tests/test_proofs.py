@@ -29,8 +29,8 @@ def prove(render, tmp_path):
     It returns the folder, what the tests printed, and the outcome of each by name.
     """
 
-    def run_tests(*edits, only=""):
-        project_dir = render(tmp_path)
+    def run_tests(*edits, only="", **answers):
+        project_dir = render(tmp_path, **answers)
         edit(project_dir / "train.py", project_dir, *edits)
         finished = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-k", only],
@@ -68,9 +68,9 @@ def seconds_of_processor():
     return times.children_user + times.children_system
 
 
-def test_project_passes_as_rendered_and_lists_what_to_edit(prove):
+def test_project_passes_as_rendered_and_lists_what_to_edit(answers, prove):
     start = seconds_of_processor()
-    project_dir, output, outcomes = prove()
+    project_dir, output, outcomes = prove(**answers)
     seconds = seconds_of_processor() - start
     assert set(outcomes) == {
         *map(contract_of, HOOKS),
@@ -81,7 +81,7 @@ def test_project_passes_as_rendered_and_lists_what_to_edit(prove):
         EXPORT,
     }
     assert set(outcomes.values()) == {"PASSED"}, output
-    assert seconds < 240  # Less by the clock, where there are two cores and nothing else runs.
+    assert seconds < 360  # Less by the clock, where there are two cores and nothing else runs.
 
     lines = (project_dir / "train.py").read_text(encoding="utf-8").splitlines()
     marks = [
@@ -106,7 +106,7 @@ def test_what_is_done_is_not_listed(prove):
 # --------------------------------------------------------------------------------------------------
 
 RETURN_BATCH = "    return tf.cast(images, tf.float32), labels\n"
-PREDICTIONS = "                keras.layers.Dense(10),\n"
+PREDICTIONS = '                keras.layers.Dense(10, dtype="float32"),  # whatever --precision\n'
 LOSS = 'keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")'
 METRIC = 'keras.metrics.SparseCategoricalAccuracy(name="accuracy")'
 MEAN_METRIC = (METRIC, 'keras.metrics.MeanAbsoluteError(name="error")')

@@ -351,6 +351,16 @@ def read_command(message):
     return lines[number], lines[number + 1]
 
 
+# The answers of those who choose nothing.
+DEFAULT_CHOICES = {name: value[0] for name, value in QUESTIONS.items() if isinstance(value, list)}
+
+
+def read_answers(command):
+    """Return the answers that a command gives, by question."""
+    words = shlex.split(command)[-len(QUESTIONS) :]
+    return dict(word.split("=", 1) for word in words)
+
+
 @pytest.fixture
 def refuse(render, tmp_path, capfd):
     """Return a function that has answers refused and returns what their author gets to read."""
@@ -404,9 +414,12 @@ def test_slug_is_refused(slug, rules, refuse):
     message = refuse(project_name="It's mine", project_slug=slug)
     assert "1 answer can't be used" in message
     assert_rules_listed(message, "project_slug", slug, rules)
-    *_, name, accepted = shlex.split(read_command(message)[0])
-    assert name == "project_name=It's mine"
-    assert load_hook("pre_gen_project").broken_slug_rules(accepted.partition("=")[2]) == []
+    answers = read_answers(read_command(message)[0])
+    assert answers == DEFAULT_CHOICES | {
+        "project_name": "It's mine",
+        "project_slug": answers["project_slug"],
+    }
+    assert load_hook("pre_gen_project").broken_slug_rules(answers["project_slug"]) == []
 
 
 @pytest.mark.parametrize(("name", "rules"), REFUSED_NAMES)
@@ -414,9 +427,9 @@ def test_name_is_refused(name, rules, refuse):
     message = refuse(project_name=name, project_slug="some_slug")
     assert "1 answer can't be used" in message
     assert_rules_listed(message, "project_name", name, rules)
-    *_, accepted, slug = shlex.split(read_command(message)[0])
-    assert accepted.startswith("project_name=")
-    assert slug == "project_slug=some_slug"
+    answers = read_answers(read_command(message)[0])
+    assert set(answers) == set(QUESTIONS)
+    assert answers["project_slug"] == "some_slug"
 
 
 HOSTILE_TO_SHELLS = """'"; $(touch pwned) `touch pwned` & touch pwned # {{ 7*7 }} 模 \\"""
@@ -440,7 +453,7 @@ HOSTILE_TO_SHELLS = """'"; $(touch pwned) `touch pwned` & touch pwned # {{ 7*7 }
 def test_pasted_command_works(name, slug, refuse, paste):
     answers = paste(read_command(refuse(project_name=name, project_slug=slug))[0])
     hook = load_hook("pre_gen_project")
-    assert answers == {
+    assert answers == DEFAULT_CHOICES | {
         "project_name": hook.accepted_name(name),
         "project_slug": hook.accepted_slug(slug),
     }
@@ -457,7 +470,7 @@ def test_absolute_slug_is_refused(refuse, paste, tmp_path):
 def test_derived_slug_is_refused_with_its_name_kept(refuse, paste):
     message = refuse(project_name="TensorFlow")
     assert_rules_listed(message, "project_slug", "tensorflow", [IN_USE])
-    assert paste(read_command(message)[0]) == {
+    assert paste(read_command(message)[0]) == DEFAULT_CHOICES | {
         "project_name": "TensorFlow",
         "project_slug": "tensorflow_project",
     }
@@ -481,7 +494,8 @@ def test_all_faults_are_reported_at_once_and_marked(refuse, paste):
     assert_rules_listed(message, "project_slug", "Class", [SHAPE])
     command, marks = read_command(message)
     assert marked(command, marks) == ["'project_name=two lines'", "project_slug=class_project"]
-    assert paste(command) == {"project_name": "two lines", "project_slug": "class_project"}
+    accepted = {"project_name": "two lines", "project_slug": "class_project"}
+    assert paste(command) == DEFAULT_CHOICES | accepted
 
 
 def test_only_what_differs_is_marked(refuse):

@@ -1,6 +1,11 @@
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["tensorflow>=2.18", "keras>=3.10", "tensorboard>=2.18", "scikit-learn>=1.4"]
+# dependencies = [
+#     "tensorflow>=2.18",
+#     "keras>=3.10",
+#     "tensorboard>=2.18",
+#     "{{ 'keras-hub>=0.21' if 'text' in cookiecutter.task else 'scikit-learn>=1.4' }}",
+# ]
 # ///
 
 # Project: {{ cookiecutter.project_name }}
@@ -65,22 +70,37 @@ train_metrics: list[keras.metrics.Metric]
 validation_metrics: list[keras.metrics.Metric]
 test_metrics: list[keras.metrics.Metric]
 
-GLOBAL_BATCH_SIZE: int = 64  # --global-batch-size: examples a step, of all replicas together
-LEARNING_RATE: float = 2e-3  # --learning-rate
-SEED: int = 0  # --seed: of weights, data order, augmentation and dropout
-
-# The machinery's own (section 6):
 args: argparse.Namespace  # the flags
+# What the flags are if they are left out:
+# {% if cookiecutter.task == "image_classification" %}
+GLOBAL_BATCH_SIZE: int = 64  # --global-batch-size: examples a step, of all replicas together
+EPOCHS: int = 30  # --epochs
+LEARNING_RATE: float = 2e-3  # --learning-rate, at its highest
+SCHEDULE: str = "constant"  # --schedule
+WARMUP_STEPS: int = 0  # --warmup-steps
+# {% elif cookiecutter.task == "text_classification" %}
+GLOBAL_BATCH_SIZE: int = 128  # --global-batch-size: examples a step, of all replicas together
+EPOCHS: int = 8  # --epochs
+LEARNING_RATE: float = 1e-3  # --learning-rate, at its highest; 3e-5 is usual for a preset
+SCHEDULE: str = "linear"  # --schedule
+WARMUP_STEPS: int = 0  # --warmup-steps; `main` makes it a tenth of all steps
+SEQUENCE_LENGTH: int = 16  # pieces of words that the model reads; what is longer is cut
+# {% else %}
+GLOBAL_BATCH_SIZE: int = 32  # --global-batch-size: examples a step, of all replicas together
+EPOCHS: int = 40  # --epochs
+LEARNING_RATE: float = 3e-3  # --learning-rate, at its highest
+SCHEDULE: str = "constant"  # --schedule
+WARMUP_STEPS: int = 0  # --warmup-steps
+# {% endif %}
+ACCUMULATION_STEPS: int = 1  # --accumulation-steps: the parts in which a replica takes its batch
+CLIP_NORM: float | None = None  # --clip-norm
+PRECISION: str = "float32"  # --precision
+SEED: int = 0  # --seed: of weights, data order, augmentation and dropout
+INIT_CHECKPOINT: str | None = None  # --init-checkpoint: where the first weights come from
+STEPS_PER_EPOCH: int = 1
+
 state: dict[str, tf.Variable]  # where the run stands
-snapshot: dict = {}  # copies, in host memory, of all that a checkpoint holds
-checkpoints: dict[str, tf.train.CheckpointManager]  # last and best
-writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # of checkpoints
-writing: concurrent.futures.Future | None = None  # the checkpoint that it writes
-stop: tf.Variable  # [] bool: SIGTERM or Ctrl-C has come
-in_training: bool = False  # so there is something to save before the end
-run_dir: Path = Path()  # --run-dir on the chief; on other workers `scratch`
-scratch: str | None = None  # a folder that goes with the process
-STEPS_PER_EPOCH: int
+run_dir: Path = Path()  # --run-dir on the chief; on other workers a folder that goes with them
 WORKER: int = 0  # the index of this worker; 0 is the chief
 WORKERS: int = 1
 
@@ -89,17 +109,56 @@ WORKERS: int = 1
 # ----------------------------------------------------------------------------------------------
 
 
+# {% if cookiecutter.task == "text_classification" %}
+@functools.cache
+def read_splits():
+    """Returns (texts, labels) of the train, validation and test split, as arrays."""
+    # TODO(you): your data. Pairs of sentences, say, from a file as MRPC has them (then two classes
+    # in the model, and more pieces in SEQUENCE_LENGTH):
+    #     import csv
+    #
+    #     with open("msr_paraphrase.txt", encoding="utf-8-sig", newline="") as file:
+    #         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    #     texts = tuple(np.array([row[f"#{i} String"] for row in rows]) for i in (1, 2))
+    #     labels = np.array([row["Quality"] for row in rows], "int32")
+    # Here: the names of 31,567 characters, "SNOWMAN" say, and their categories, from 0 to 25.
+    # Left out are those made of the character's number, and scripts whose names count up.
+    import unicodedata
+
+    scripts = ("HANGUL SYLLABLE", "EGYPTIAN HIEROGLYPH")
+    names = [(unicodedata.name(chr(code), ""), code) for code in range(sys.maxunicode + 1)]
+    names = [
+        (name, unicodedata.category(chr(code)))
+        for name, code in names
+        if name and not name.endswith(f"-{code:04X}") and not name.startswith(scripts)
+    ]
+    texts, categories = np.array(names).T
+    labels = np.unique(categories, return_inverse=True)[1].astype("int32")
+
+    # Neighbours are alike, so shuffle before the split; whatever --seed, the same way.
+    order = np.random.default_rng(0).permutation(len(labels))
+    splits = np.split(order, [len(order) * 8 // 10, len(order) * 9 // 10])
+    return [tf.nest.map_structure(lambda x, i=i: x[i], (texts, labels)) for i in splits]
+
+
+# {% endif %}
 def create_datasets():
     """Says where the examples come from.
 
     Returns:
         The train, validation and test `tf.data.Dataset`, of single examples, unbatched, in a
-        fixed order. An example is any structure of tensors of constant shapes. Each worker holds
-        all of them in memory, so let them be cheap (a path, an id, a serialized record, a row of
-        an array) and leave what is dear to `preprocess`. Their number has to be known:
+        fixed order. An example is any structure of tensors of constant shapes; of a tuple, the
+        first part is what the exported model takes. Each worker holds all of them in memory, so
+        let them be cheap (a path, an id, a serialized record, a row of an array) and leave what
+        is dear to `preprocess`. Their number has to be known:
         `tf.data.experimental.assert_cardinality` says it where TensorFlow can't tell.
     """
-    # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16.
+    # {% if cookiecutter.task == "image_classification" %}
+    # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16. For
+    # Fashion-MNIST, [28, 28, 1] uint8 from 0 to 255, which is downloaded:
+    #     (images, labels), test = keras.datasets.fashion_mnist.load_data()
+    #     splits = (images[5000:], labels[5000:]), (images[:5000], labels[:5000]), test
+    #     return [tf.data.Dataset.from_tensor_slices((x[..., None], y)) for x, y in splits]
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -108,8 +167,59 @@ def create_datasets():
     order = np.random.default_rng(0).permutation(len(images))
     splits = np.split(order, [1257, 1527])  # 70 %, 15 %, 15 %
     return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
+    # {% elif cookiecutter.task == "text_classification" %}
+    return [tf.data.Dataset.from_tensor_slices(split) for split in read_splits()]
+    # {% else %}
+    # TODO(you): your data. Here: 442 people with diabetes, of whom ten numbers are known (age,
+    # blood pressure, …), [10] float32, and how far the illness got in a year, [1], from 25 to 346.
+    from sklearn.datasets import load_diabetes
+
+    features, targets = load_diabetes(return_X_y=True, scaled=False)
+    features, targets = features.astype("float32"), targets[:, None].astype("float32")
+    order = np.random.default_rng(0).permutation(len(features))
+    splits = np.split(order, [310, 376])  # 70 %, 15 %, 15 %
+    return [tf.data.Dataset.from_tensor_slices((features[i], targets[i])) for i in splits]
+    # {% endif %}
 
 
+# {% if cookiecutter.task == "text_classification" %}
+def is_preset():
+    """Returns whether --init-checkpoint is a preset of KerasHub: a name, or a folder of one."""
+    path = INIT_CHECKPOINT
+    if path is None or Path(f"{path}.index").exists():  # nothing, or a checkpoint
+        return False
+    return not Path(path).exists() or Path(path, "tokenizer.json").exists()
+
+
+@functools.cache
+def create_preprocessor():
+    """Returns the layer that turns texts, or pairs of them, into what BERT reads. Its vocabulary
+    is that of a preset, or of the run that --init-checkpoint names; or else the words of the
+    training texts, and all characters, for words that it lacks."""
+    import collections
+
+    import keras_hub
+
+    create = keras_hub.models.BertTextClassifierPreprocessor
+    if is_preset():
+        return create.from_preset(INIT_CHECKPOINT, sequence_length=SEQUENCE_LENGTH)
+    if INIT_CHECKPOINT and Path(INIT_CHECKPOINT, "vocabulary.txt").exists():
+        vocabulary = Path(INIT_CHECKPOINT, "vocabulary.txt").read_text("utf-8").split("\n")
+    else:
+        texts, _ = read_splits()[0]
+        text = " ".join(np.concatenate(tf.nest.flatten(texts))).lower()
+        counts = collections.Counter(re.findall(r"[^\W_]+|[^\w\s]|_", text))
+        # Words that came once stay out: else nothing would train the characters.
+        words = [word for word, count in counts.most_common(30_000) if count > 1]
+        # In the order of their code points, since that of a set differs from process to process.
+        characters = sorted(set("".join(counts)))
+        pieces = [*characters, *(f"##{character}" for character in characters), *words]
+        vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(pieces)]
+    tokenizer = keras_hub.models.BertTokenizer(vocabulary, lowercase=True)
+    return create(tokenizer, sequence_length=SEQUENCE_LENGTH)
+
+
+# {% endif %}
 def preprocess(batch, seeds, training):
     """Turns examples into what the model reads. Runs on the worker whose share they are, several
     batches at a time.
@@ -124,9 +234,10 @@ def preprocess(batch, seeds, training):
         (features, labels) or (features, labels, sample_weight), each [batch, …], the weights
         [batch] float32.
     """
+    # {% if cookiecutter.task == "image_classification" %}
     images, labels = batch
-    # TODO(you): decode, resize, tokenize, augment. What can't be done to a whole batch at once
-    # goes through tf.map_fn, which beats a map of single examples:
+    # TODO(you): decode, resize, augment. What can't be done to a whole batch at once goes
+    # through tf.map_fn, which beats a map of single examples:
     #     if training:
     #         images = tf.map_fn(
     #             lambda one: tf.image.stateless_random_contrast(one[0], 0.5, 1.5, seed=one[1]),
@@ -134,16 +245,40 @@ def preprocess(batch, seeds, training):
     #             fn_output_signature=tf.float32,
     #         )
     return tf.cast(images, tf.float32), labels
+    # {% elif cookiecutter.task == "text_classification" %}
+    # TODO(you): clean up, augment. What can't be done to a whole batch at once goes through
+    # tf.map_fn, which beats a map of single examples.
+    texts, labels = batch
+    with tf.init_scope():  # its table must outlive the graph that this may be called in
+        preprocessor = create_preprocessor()
+    features = preprocessor(x=texts)  # by name: a pair without one is taken for (x, y)
+    # The mask comes as bool, but all inputs of the model, and of its export, are int32.
+    return {name: tf.cast(values, tf.int32) for name, values in features.items()}, labels
+    # {% else %}
+    features, targets = batch
+    # TODO(you): parse, fill in what is missing, add noise. What can't be done to a whole batch at
+    # once goes through tf.map_fn, which beats a map of single examples:
+    #     if training:
+    #         noise = lambda seed: tf.random.stateless_normal([10], seed, stddev=0.1)
+    #         features += tf.map_fn(noise, seeds, fn_output_signature=tf.float32)
+    return features, targets
+    # {% endif %}
 
 
 def create_model_and_optimizer(strategy):
     """Returns the model, built, and its optimizer; the scope puts a copy of each of their
     variables on every replica."""
+    # {% if cookiecutter.task == "text_classification" %}
+    import keras_hub
+
+    vocabulary_size = create_preprocessor().tokenizer.vocabulary_size()
+    # {% endif %}
     with strategy.scope():
         # TODO(you): your model. Scaling that is part of it is part of the export too.
         # BatchNormalization needs synchronized=True, or the result depends on how many replicas
         # share a batch. Smooth activations keep such runs together for longer: a kink, relu's
         # say, magnifies a difference in rounding.
+        # {% if cookiecutter.task == "image_classification" %}
         model = keras.Sequential(
             [
                 keras.Input([8, 8, 1]),
@@ -152,10 +287,60 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Flatten(),
                 keras.layers.Dense(64, activation="silu"),
                 keras.layers.Dropout(0.3),
-                keras.layers.Dense(10),
+                keras.layers.Dense(10, dtype="float32"),  # whatever --precision
             ]
         )
-        optimizer = keras.optimizers.Adam(LEARNING_RATE)
+        # For Fashion-MNIST, the network of tensorflow.org/tutorials/distribute/custom_training,
+        # with --epochs 10 --learning-rate 1e-3:
+        #     model = keras.Sequential(
+        #         [
+        #             keras.Input([28, 28, 1]),
+        #             keras.layers.Rescaling(1 / 255),
+        #             keras.layers.Conv2D(32, 3, activation="relu"),
+        #             keras.layers.MaxPooling2D(),
+        #             keras.layers.Conv2D(64, 3, activation="relu"),
+        #             keras.layers.MaxPooling2D(),
+        #             keras.layers.Flatten(),
+        #             keras.layers.Dense(64, activation="relu"),
+        #             keras.layers.Dense(10, dtype="float32"),
+        #         ]
+        #     )
+        optimizer = keras.optimizers.Adam(learning_rate())
+        # {% elif cookiecutter.task == "text_classification" %}
+        # This one has the shape of keras_hub.models.BertTextClassifier.
+        if is_preset():
+            backbone = keras_hub.models.BertBackbone.from_preset(INIT_CHECKPOINT)
+        else:
+            backbone = keras_hub.models.BertBackbone(
+                vocabulary_size,
+                num_layers=2,
+                num_heads=4,
+                hidden_dim=128,
+                intermediate_dim=512,
+                max_sequence_length=SEQUENCE_LENGTH,
+            )
+        pooled = keras.layers.Dropout(0.1)(backbone.output["pooled_output"])
+        logits = keras.layers.Dense(26, dtype="float32")(pooled)  # whatever --precision
+        model = keras.Model(backbone.input, logits)
+        optimizer = keras.optimizers.AdamW(learning_rate(), weight_decay=0.01)
+        # As BERT was trained: the biases, and the scales and shifts of LayerNormalization.
+        optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+        # {% else %}
+        features, targets = next(iter(create_datasets()[0].batch(1000)))  # of training alone
+        features, targets = features.numpy(), targets.numpy()
+        regularizer = keras.regularizers.L2(3.0)
+        model = keras.Sequential(
+            [
+                keras.Input([10]),
+                keras.layers.Normalization(mean=features.mean(0), variance=features.var(0)),
+                keras.layers.Dense(64, activation="silu", kernel_regularizer=regularizer),
+                keras.layers.Dense(1),
+                # Back to the unit of the targets, in float32 whatever --precision.
+                keras.layers.Rescaling(targets.std(), offset=targets.mean(), dtype="float32"),
+            ]
+        )
+        optimizer = keras.optimizers.Adam(learning_rate())
+        # {% endif %}
     return model, optimizer
 
 
@@ -167,7 +352,11 @@ def create_loss_objects(strategy):
     """
     with strategy.scope():
         # TODO(you): your loss.
+        # {% if cookiecutter.task == "tabular_regression" %}
+        return keras.losses.Huber(delta=50.0, reduction="none")
+        # {% else %}
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        # {% endif %}
 
 
 def create_metrics(strategy):
@@ -176,15 +365,20 @@ def create_metrics(strategy):
 
     def metrics():
         # TODO(you): your metrics, each with a name of its own.
+        # {% if cookiecutter.task == "tabular_regression" %}
+        return [keras.metrics.MeanAbsoluteError(name="mean_absolute_error")]
+        # {% else %}
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+        # {% endif %}
 
     with strategy.scope():
         return metrics(), metrics(), metrics()
 
 
 def compute_loss(labels, predictions, sample_weight):
-    """Returns one replica's part of the training loss, []. The parts sum to the mean over the
-    global batch, plus the regularization losses, once.
+    """Returns one replica's part of the training loss, []. The parts, of all replicas and of all
+    --accumulation-steps, sum to the mean over the global batch, plus the regularization losses,
+    once.
 
     Args:
         labels, predictions: of this replica, [batch, …].
@@ -194,8 +388,8 @@ def compute_loss(labels, predictions, sample_weight):
     loss = tf.nn.compute_average_loss(
         loss_object(labels, predictions), sample_weight, global_batch_size=GLOBAL_BATCH_SIZE
     )
-    if model.losses:  # of kernel_regularizer and the like: every replica has the whole of them
-        loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
+    if model.losses:  # of kernel_regularizer and the like: each part has the whole of them
+        loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses)) / ACCUMULATION_STEPS
     return loss
 
 
@@ -210,18 +404,42 @@ def compute_gradients(features, labels, sample_weight):
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
-    return loss, predictions, tape.gradient(loss, model.trainable_variables)
+        scaled_loss = optimizer.scale_loss(loss)  # for mixed_float16; otherwise the loss
+    return loss, predictions, tape.gradient(scaled_loss, model.trainable_variables)
+
+
+def forward_and_backward(batch):
+    """Returns the loss of one replica's batch, [], and its gradients; counts it in the metrics."""
+    # TODO(you): another unpacking; a second model and optimizer, of a GAN say.
+    features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    loss, predictions, gradients = compute_gradients(features, labels, sample_weight)
+    for metric in train_metrics:
+        metric.update_state(labels, predictions, sample_weight)
+    return loss, gradients
 
 
 def train_step(batch):
     """Updates the model with one replica's batch. Returns its part of the loss, []."""
-    # TODO(you): another unpacking; a second model and optimizer, of a GAN say.
-    features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    loss, predictions, gradients = compute_gradients(features, labels, sample_weight)
-    optimizer.apply(gradients, model.trainable_variables)  # of all replicas, summed
-    for metric in train_metrics:
-        metric.update_state(labels, predictions, sample_weight)
+    if ACCUMULATION_STEPS == 1:
+        loss, gradients = forward_and_backward(batch)
+    else:
+        loss, gradients = accumulate(batch)
+    update_weights(gradients)
     return loss
+
+
+def update_weights(gradients):
+    """Updates the weights by the sum of all replicas' gradients."""
+    if CLIP_NORM or PRECISION == "mixed_float16":
+        # The norm of one replica's gradients is not the batch's (tensorflow#33929), and an overflow
+        # on one replica has to be seen by all. As `apply` sums once more, each gets its share.
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        context = tf.distribute.get_replica_context()
+        gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        if CLIP_NORM:
+            gradients = clip(gradients)
+        gradients = [gradient / context.num_replicas_in_sync for gradient in gradients]
+    optimizer.apply(gradients, model.trainable_variables)  # of all replicas, summed
 
 
 def validation_step(batch):
@@ -291,6 +509,7 @@ def run_train_steps(iterator, steps):
             waited += tf.maximum(clock() - ready, 0.0)
         # One by one: sums of sums would round by where the loops of a run happen to end.
         state["loss_sum"].assign_add(tf.cast(distributed_train_step(batch), tf.float64))
+        update_averages()
         state["step"].assign_add(1)
         stopped = is_stopped()
         if stopped:
@@ -325,59 +544,65 @@ def train(iterator, epoch):
     if step == first_step:
         state["loss_sum"].assign(0.0)
         reset(train_metrics)
-    values, seconds, waited = {}, 0.0, 0.0
+    seconds = waited = 0.0
+    profile_first, profile_last = args.profile or (1, 0)
     while step < last_step:
-        steps = min(
-            last_step - step,
-            args.steps_per_loop - (step - first_step) % args.steps_per_loop,
-            args.checkpoint_every_steps - step % args.checkpoint_every_steps,
-        )
+        ends = [
+            last_step,
+            step + args.steps_per_loop - (step - first_step) % args.steps_per_loop,
+            step + args.checkpoint_every_steps - step % args.checkpoint_every_steps,
+            *(end for end in (profile_first - 1, profile_last) if end > step),
+        ]
+        profile(step)
         started = time.perf_counter()
-        loop_waited, stopped = run_train_steps(iterator, tf.constant(steps))
+        loop_waited, stopped = run_train_steps(iterator, tf.constant(min(ends) - step))
         stopped = bool(stopped)  # waits for the loop
         seconds, waited = seconds + time.perf_counter() - started, waited + float(loop_waited)
-        before, step = step, int(state["step"].numpy())
-        loss_sum = float(state["loss_sum"].numpy())
+        loop_start, step = step, int(state["step"].numpy())
+        profile(step)
         saves = stopped or step == last_step or step % args.checkpoint_every_steps == 0
-        if not math.isfinite(loss_sum) or (saves and not weights_are_finite()):
-            step = logged = recover(before, step)
+        if not math.isfinite(state["loss_sum"].numpy()) or (saves and not weights_are_finite()):
+            step = logged = recover(loop_start, step)
             seconds = waited = 0.0
             continue
         if step == last_step or (step - first_step) % args.steps_per_loop == 0:
             values = {
-                "loss": loss_sum / (step - first_step),
-                **results(train_metrics),
+                **train_results(step - first_step),
                 "learning_rate": float(optimizer.learning_rate.numpy()),
+                **({"gradient_norm": float(gradient_norm.read_value())} if CLIP_NORM else {}),
                 "examples_per_second": (step - logged) * GLOBAL_BATCH_SIZE / seconds,
                 "input_wait": waited / seconds,
             }
             log("train", step, epoch, values)
             show_progress(epoch, (step - first_step) / STEPS_PER_EPOCH, values)
+            advise_on_input(seconds, waited)
+            if step == last_step:
+                return values
             logged, seconds, waited = step, 0.0, 0.0
         if stopped:
             end_on_signal()
         if saves and step < last_step:
             save("last")
-    loss = float(state["loss_sum"].numpy()) / STEPS_PER_EPOCH
-    return values or {"loss": loss, **results(train_metrics)}
+    return train_results(STEPS_PER_EPOCH)  # of an epoch whose end was restored
 
 
 def validate(iterator, steps):
-    """Returns the loss and metrics of the validation split."""
-    reset(validation_metrics)
-    loss, stopped = run_evaluation_steps(distributed_validation_step, iterator, tf.constant(steps))
-    if stopped:
-        end_on_signal()
-    return {"loss": float(loss), **results(validation_metrics)}
+    """Returns the loss and metrics of the validation split, or None if a signal came."""
+    exchange_averages()
+    values = evaluate(distributed_validation_step, validation_metrics, iterator, steps)
+    exchange_averages()
+    return values
 
 
 def test(iterator, steps):
-    """Returns the loss and metrics of the test split."""
-    reset(test_metrics)
-    loss, stopped = run_evaluation_steps(distributed_test_step, iterator, tf.constant(steps))
-    if stopped:
-        end_on_signal()
-    return {"loss": float(loss), **results(test_metrics)}
+    """Returns the loss and metrics of the test split, or None if a signal came."""
+    return evaluate(distributed_test_step, test_metrics, iterator, steps)
+
+
+def evaluate(distributed_step, metrics, iterator, steps):
+    reset(metrics)
+    loss, stopped = run_evaluation_steps(distributed_step, iterator, tf.constant(steps))
+    return None if stopped else {"loss": float(loss), **results(metrics)}
 
 
 def reset(metrics):
@@ -387,6 +612,10 @@ def reset(metrics):
 
 def results(metrics):
     return {metric.name: float(metric.result()) for metric in metrics}
+
+
+def train_results(steps):
+    return {"loss": float(state["loss_sum"].numpy()) / steps, **results(train_metrics)}
 
 
 # ----------------------------------------------------------------------------------------------
@@ -419,13 +648,57 @@ def show_progress(epoch, share, values):
         say(f"epoch {epoch:3}/{args.epochs}  {bar}  {describe(values)}  {speed}", end="")
 
 
+def say_epoch(epoch, trained, validated, is_best):
+    speed = trained.get("examples_per_second")  # unknown of an epoch whose end was restored
+    say(
+        f"epoch {epoch:3}/{EPOCHS}  train {describe(trained)}  validation {describe(validated)}"
+        + (f"  {speed:,.0f} examples/s" if speed else "")
+        + "  best" * is_best
+    )
+
+
+times = {"all": 0.0, "waiting": 0.0}  # seconds, in the loops of this process
+
+
+def advise_on_input(seconds, waited):
+    """Says it, once, when data are what training waits for."""
+    was_told = times["waiting"] > max(1, times["all"] / 5)
+    times["all"] += seconds
+    times["waiting"] += waited
+    if not was_told and times["waiting"] > max(1, times["all"] / 5):
+        say(
+            "more than a fifth of the time goes into waiting for data (input_wait in the log): let "
+            "preprocess do less, and on whole batches, or give it more CPU cores"
+        )
+
+
+profiling: bool = False
+
+
+def profile(step):
+    """Begins the profile of --profile at its first step, and ends it at its last."""
+    global profiling
+    first, last = args.profile or (1, 0)
+    if (first <= step + 1 <= last) != profiling:
+        profiling = not profiling
+        if profiling:
+            tf.profiler.experimental.start(str(run_dir / "tensorboard" / "train"))
+        else:
+            tf.profiler.experimental.stop()
+
+
 def describe(values):
     """Returns the loss and the metrics of a line of the log as text."""
-    others = ("step", "epoch", "split", "learning_rate", "examples_per_second", "input_wait")
+    others = {"step", "epoch", "split", "learning_rate", "gradient_norm"}
+    others |= {"examples_per_second", "input_wait"}
     return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
 
 
 # How a run ends -------------------------------------------------------------------------------
+
+stop: tf.Variable  # [] bool: SIGTERM or Ctrl-C has come
+in_training: bool = False  # so there is something to save before the end
+scratch: str | None = None  # a folder that goes with the process
 
 
 def listen_for_signals():
@@ -502,6 +775,14 @@ def explain(error):
             file=sys.stderr,
         )
         return 1
+    if args.jit_compile and "XLA" in str(error):
+        operations = sorted(set(re.findall(r"(\w+) \(No registered", str(error)))) or ["this step"]
+        print(
+            f"train.py: error: --jit-compile: XLA can't compile {', '.join(operations)}; leave the "
+            "flag out, or do without that in the model and its loss",
+            file=sys.stderr,
+        )
+        return 2
     # What a collective operation ends in when a worker is gone.
     lost = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
     if WORKERS > 1 and (lost or "coordination" in str(error).lower()):
@@ -529,6 +810,10 @@ def read_tf_config():
         if config == {}:
             return 0, 1
         cluster, job, index = config["cluster"], config["task"]["type"], config["task"]["index"]
+        if job == "evaluator":  # alone, beside the cluster
+            args.mode = "continuous_evaluate"
+            return 0, 1
+        cluster = {name: cluster[name] for name in cluster if name != "evaluator"}
         for name, addresses in cluster.items():
             if not isinstance(addresses, list):
                 raise ValueError(f'"{name}" should be a list of addresses, not {addresses!r}')
@@ -544,6 +829,22 @@ def read_tf_config():
         refuse(f"TF_CONFIG: {error}; it should be like {example}")
     chiefs = len(cluster.get("chief", []))
     return index + chiefs * (job == "worker"), chiefs + len(cluster.get("worker", []))
+
+
+def check_batch(replicas):
+    """Refuses a batch that can't be shared out equally, with the nearest that can."""
+    parts = replicas * ACCUMULATION_STEPS
+    if GLOBAL_BATCH_SIZE % parts == 0:
+        return
+    below = GLOBAL_BATCH_SIZE // parts * parts
+    sharers = f"{replicas} replica{'s' * (replicas > 1)}"
+    sharers += f" in {ACCUMULATION_STEPS} parts each" * (ACCUMULATION_STEPS > 1)
+    counts = [n for n in range(1, GLOBAL_BATCH_SIZE + 1) if GLOBAL_BATCH_SIZE % n == 0]
+    refuse(
+        f"--global-batch-size {GLOBAL_BATCH_SIZE} can't be shared equally by {sharers}; "
+        f"{f'{below} or {below + parts}' if below else parts} can. A run that has begun keeps its "
+        f"batch, which {', '.join(map(str, counts))} replicas can share"
+    )
 
 
 def create_strategy():
@@ -572,6 +873,11 @@ def create_strategy():
         cpu = tf.config.list_physical_devices("CPU")[0]
         shares = [tf.config.LogicalDeviceConfiguration()] * replicas
         tf.config.set_logical_device_configuration(cpu, shares)
+    if not gpus:
+        # They merge sums over losses with sums over replicas, where these are in one process, and
+        # fuse operations: then replicas round otherwise than workers. On GPUs they stay.
+        off = {"arithmetic_optimization": False, "remapping": False}
+        tf.config.optimizer.set_experimental_options(off)
     if name == "multi_worker":
         return tf.distribute.MultiWorkerMirroredStrategy(), name
     if name == "tpu":
@@ -591,6 +897,79 @@ def create_strategy():
 def device_type():
     """Returns CPU, GPU or TPU."""
     return tf.DeviceSpec.from_string(strategy.extended.worker_devices[0]).device_type
+
+
+# The update -----------------------------------------------------------------------------------
+
+averages: dict[str, tf.Variable] = {}  # with --ema-momentum: of the trainable weights, by path
+gradient_norm: tf.Variable  # with --clip-norm: [] float32, of the last step, before clipping
+
+
+def learning_rate():
+    """Returns what an optimizer takes: LEARNING_RATE, or the way up to it and down from it."""
+    return LEARNING_RATE if SCHEDULE == "constant" and not WARMUP_STEPS else Schedule()
+
+
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Rises from 0 to LEARNING_RATE in WARMUP_STEPS; then stays, or falls to 0 at the end of the
+    last epoch, in a line or in half a wave of the cosine (arxiv.org/abs/1608.03983)."""
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32)
+        steps = max(1, EPOCHS * STEPS_PER_EPOCH - WARMUP_STEPS)
+        left = 1 - tf.clip_by_value((step - WARMUP_STEPS) / steps, 0, 1)
+        share = {"constant": 1.0, "linear": left, "cosine": (1 - tf.cos(math.pi * left)) / 2}
+        rising = step / max(1, WARMUP_STEPS)
+        return LEARNING_RATE * tf.where(step < WARMUP_STEPS, rising, share[SCHEDULE])
+
+
+def accumulate(batch):
+    """Returns the sums of the losses and of the gradients of the parts of a batch, which take the
+    memory of one part: those of the whole batch, to rounding."""
+
+    def forward_and_backward_part(i):
+        parts = [ACCUMULATION_STEPS, -1]
+        part = tf.nest.map_structure(lambda x: tf.reshape(x, [*parts, *x.shape[1:]])[i], batch)
+        loss, gradients = forward_and_backward(part)
+        # Those of an embedding are IndexedSlices, which a loop in the graph can't sum.
+        return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    sums = forward_and_backward_part(0)
+    for i in tf.range(1, ACCUMULATION_STEPS):
+        sums = tf.nest.map_structure(tf.add, sums, forward_and_backward_part(i))
+    return sums
+
+
+def clip(gradients):
+    """Shrinks the gradients of a batch to a norm of at most CLIP_NORM, all by one factor."""
+    scale = optimizer.scale_loss(1.0)  # theirs, with mixed_float16; otherwise 1
+    norm = tf.linalg.global_norm(gradients)
+    gradient_norm.assign(norm / scale)
+    return tf.clip_by_global_norm(gradients, CLIP_NORM * scale, use_norm=norm)[0]
+
+
+def update_averages():
+    """Moves the averages, after each step, on towards the weights."""
+    momentum = args.ema_momentum
+
+    def move(average, weight):
+        average.assign(momentum * average + (1 - momentum) * weight)
+
+    for weight in model.trainable_variables if averages else []:
+        strategy.extended.update(averages[weight.path], move, args=(weight.value,))
+
+
+@tf.function
+def exchange_averages():
+    """Puts the averages where the weights are, and the weights where the averages are."""
+
+    def exchange(weight, average):
+        raw = tf.identity(weight)
+        weight.assign(average)
+        average.assign(raw)
+
+    for weight in model.trainable_variables if averages else []:
+        strategy.extended.update(weight.value, exchange, args=(averages[weight.path],))
 
 
 # Input ----------------------------------------------------------------------------------------
@@ -618,7 +997,7 @@ def distribute(examples, size, training, first_step=0):
     the epoch alone. In evaluation the split repeats in its order, filled up to whole batches by
     examples of weight 0: a replica with none at all would give NaN (tensorflow#41657).
     """
-    steps = size // GLOBAL_BATCH_SIZE if training else math.ceil(size / GLOBAL_BATCH_SIZE)
+    steps = STEPS_PER_EPOCH if training else math.ceil(size / GLOBAL_BATCH_SIZE)
 
     def create_dataset(context):
         replicas = context.num_replicas_in_sync // context.num_input_pipelines  # of this worker
@@ -646,11 +1025,14 @@ def distribute(examples, size, training, first_step=0):
         order = tf.data.Dataset.range(first_step * replicas, 2**62)
         if not training:
             order = tf.data.Dataset.range(steps * replicas).repeat()
-        options = tf.data.Options()
+        threads = os.cpu_count() or 1
         if device_type() == "CPU":  # leave cores to the steps
-            options.threading.private_threadpool_size = max(1, (os.cpu_count() or 1) // 2)
-        batches = order.map(create_batch, num_parallel_calls=tf.data.AUTOTUNE)
-        return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+            threads = max(1, threads // 2)
+        options = tf.data.Options()
+        options.autotune.enabled = False  # its thread sleeps, and the end of the run waits for it
+        options.threading.private_threadpool_size = threads
+        batches = order.map(create_batch, num_parallel_calls=threads)
+        return batches.prefetch(4 * replicas).with_options(options)
 
     if device_type() == "CPU":
         context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)
@@ -676,6 +1058,11 @@ def clock():
 
 # State ----------------------------------------------------------------------------------------
 
+snapshot: dict = {}  # copies, in host memory, of all that a checkpoint holds
+checkpoints: dict[str, tf.train.CheckpointManager]  # last and best
+writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # of checkpoints
+writing: concurrent.futures.Future | None = None  # the checkpoint that it writes
+
 
 def create_state():
     """Returns what a run has to remember beside the model, the optimizer and the metrics."""
@@ -686,9 +1073,20 @@ def create_state():
         "step": step,
         "loss_sum": tf.Variable(0.0, dtype=tf.float64),  # of the steps of this epoch
         "best_loss": tf.Variable(math.inf, dtype=tf.float64),  # of the epochs before
+        "best_epoch": tf.Variable(0, dtype=tf.int64),  # for --patience
         "recoveries": tf.Variable(0, dtype=tf.int64),  # --recover-from-nan: how many there were
         "skipped": tf.Variable(0, dtype=tf.int64),  # and the steps whose data were left out
     }
+
+
+def create_replica_variable(value):
+    """Returns a variable that each replica assigns for itself, and that reads as the first's."""
+    return tf.Variable(
+        value,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
 
 
 def model_values():
@@ -700,7 +1098,8 @@ def model_values():
 def run_values():
     """Returns all that the next step depends on, but for the metrics."""
     optimizer_values = [variable.value for variable in optimizer.variables]
-    return {**state, "model": model_values(), "optimizer": optimizer_values}
+    values = {**state, "model": model_values(), "optimizer": optimizer_values}
+    return {**values, "averages": averages} if averages else values
 
 
 def metric_values():
@@ -802,7 +1201,7 @@ def recover(first, last):
     if recoveries >= args.recover_from_nan:
         fail(
             f"{problem}, and nothing of it was saved; the usual cures are a --learning-rate below "
-            f"{LEARNING_RATE:g}, clipped gradients and higher precision"
+            f"{LEARNING_RATE:g}, --clip-norm and --precision float32"
         )
     wait_for_save()
     skipped = int(state["skipped"].numpy())
@@ -914,36 +1313,52 @@ def find_checkpoint(which, last_step=math.inf):
 
 def find_start():
     """Returns the path of the checkpoint to resume from, or None."""
-    for best in list_checkpoints("best")[:1]:
-        path = f"{args.run_dir}/checkpoints/best/ckpt-{best}"
-        damage = find_damage(path)
-        if damage:
-            say(f"{path} is damaged, and will be made again: {damage}")
-            return find_checkpoint("last", best)
-    return find_checkpoint("last")
+    best = max(list_checkpoints("best"), default=None)
+    if best is None:
+        return find_checkpoint("last")
+    path = f"{args.run_dir}/checkpoints/best/ckpt-{best}"
+    damage = find_damage(path)
+    if not damage:
+        return find_checkpoint("last")
+    say(f"{path} is damaged, and will be made again: {damage}")
+    return find_checkpoint("last", best)
 
 
 def create_managers():
     """Returns the managers of checkpoints/last and checkpoints/best."""
-    checkpoint, managers = tf.train.Checkpoint(**snapshot), {}
-    for which, keep in (("last", 3), ("best", 1)):
-        folder = run_dir / "checkpoints" / which
-        if WORKER == 0 and folder.exists():
-            for unfinished in folder.glob("ckpt-*_temp"):  # by a kill, or a full disk
-                shutil.rmtree(unfinished)
-            # Their list is written anew: it may be lost, cut short or of damaged checkpoints.
-            steps = sorted(list_checkpoints(which))
-            if which == "last":
-                steps = [step for step in steps if step <= state["step"].numpy()]
-            (folder / "checkpoint").unlink(missing_ok=True)
-            if steps:
-                lines = [f'model_checkpoint_path: "ckpt-{steps[-1]}"']
-                for step in steps:
-                    lines.append(f'all_model_checkpoint_paths: "ckpt-{step}"')
-                    lines.append("all_model_checkpoint_timestamps: 1.0")
-                replace_file(f"checkpoints/{which}/checkpoint", "\n".join(lines) + "\n")
-        managers[which] = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=keep)
-    return managers
+    best = {**snapshot, "model": snapshot["model"] | snapshot.get("averages", {})}
+    best.pop("averages", None)
+    if WORKER == 0:
+        list_anew("last", [x for x in list_checkpoints("last") if x <= state["step"].numpy()])
+        list_anew("best", list_checkpoints("best"))
+    folder, manager = run_dir / "checkpoints", tf.train.CheckpointManager
+    return {
+        "last": manager(tf.train.Checkpoint(**snapshot), folder / "last", max_to_keep=3),
+        "best": manager(tf.train.Checkpoint(**best), folder / "best", max_to_keep=1),
+    }
+
+
+def list_anew(which, steps):
+    """Writes the list that TensorFlow keeps of the checkpoints: it may be lost, cut short or of
+    damaged ones. Removes what a kill or a full disk left unfinished."""
+    folder = run_dir / "checkpoints" / which
+    for unfinished in folder.glob("ckpt-*_temp"):
+        shutil.rmtree(unfinished)
+    (folder / "checkpoint").unlink(missing_ok=True)
+    if steps:
+        lines = [f'model_checkpoint_path: "ckpt-{steps[0]}"']
+        for step in sorted(steps):
+            lines.append(f'all_model_checkpoint_paths: "ckpt-{step}"')
+            lines.append("all_model_checkpoint_timestamps: 1.0")
+        replace_file(f"checkpoints/{which}/checkpoint", "\n".join(lines) + "\n")
+
+
+def read_config():
+    path = Path(args.run_dir, "config.json")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        refuse(f"{path} can't be read ({error}), so whose checkpoints are these? Restore it")
 
 
 def check_run_dir(config):
@@ -958,19 +1373,22 @@ def check_run_dir(config):
     end = [{"split": None, "epoch": 0}, *read_log(folder)][-1]
     if not list_checkpoints("last"):
         return end
-    path = folder / "config.json"
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        refuse(f"{path} can't be read ({error}), so whose checkpoints are these? Restore it")
-    for key in ("seed", "global_batch_size", "learning_rate", "train_examples"):
+    before = read_config()
+    keys = ["seed", "global_batch_size", "learning_rate", "schedule", "warmup_steps", "clip_norm"]
+    keys += ["ema_momentum", "precision", "init_checkpoint", "train_examples"]
+    keys += ["epochs"] * (SCHEDULE != "constant")  # at whose end the learning rate is 0
+    for key in keys:
         if before.get(key) != config[key]:
             refuse(
                 f"--run-dir {folder} holds a run with {key} {before.get(key)}, not "
                 f"{config[key]}; keep to that, or name another folder"
             )
-    if end["epoch"] > args.epochs:
-        refuse(f"--run-dir {folder} is at epoch {end['epoch']}, past --epochs {args.epochs}")
+    if end["epoch"] > EPOCHS:
+        refuse(f"--run-dir {folder} is at epoch {end['epoch']}, past --epochs {EPOCHS}")
+    same_end = all(before.get(key) == config[key] for key in ("epochs", "patience"))
+    if end["split"] == "test" and (same_end or end["epoch"] == EPOCHS):
+        say(f"{folder} is finished: test {describe(end)}; more --epochs would go on")
+        raise SystemExit(0)
     return end
 
 
@@ -984,6 +1402,10 @@ def open_run_dir(config, step):
         write_log(lines)  # first: it marks a run
         replace_file("config.json", json.dumps(config, indent=2) + "\n")
         replace_file("train.py", Path(__file__).read_text(encoding="utf-8"))
+        # {% if cookiecutter.task == "text_classification" %}
+        vocabulary = create_preprocessor().tokenizer.get_vocabulary()
+        replace_file("vocabulary.txt", "\n".join(vocabulary))
+        # {% endif %}
     except OSError as error:
         refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another folder")
 
@@ -997,17 +1419,124 @@ def git_commit():
         return None
 
 
-def export():
-    """Writes export/: the model as a SavedModel, with model.keras beside it. A copy made without
-    a strategy, which loads anywhere."""
+def export(examples):
+    """Writes export/: a SavedModel that takes what stands first in an example, as create_datasets
+    gives it, [batch, …]; and model.keras, which takes the features of `preprocess`."""
+    # A copy, made without a strategy, loads anywhere; Keras is to count its layers from 1 again.
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy(PRECISION)
     copy, _ = create_model_and_optimizer(tf.distribute.get_strategy())
     copy.set_weights(model.get_weights())
+    inputs, *others = examples if isinstance(examples, tuple) else (examples,)
+    spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
+
+    @tf.function(input_signature=[spec])
+    def serve(inputs):
+        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
+        blank = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), others)
+        batch = (inputs, *blank) if isinstance(examples, tuple) else inputs
+        batch = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
+        return copy(batch[0], training=False)
+
     part = run_dir / "export.part"
     shutil.rmtree(part, ignore_errors=True)
-    copy.export(part, verbose=False)
+    archive = keras.export.ExportArchive()
+    archive.track(copy)
+    archive.add_endpoint("serve", serve)
+    archive.write_out(part, verbose=False)
     copy.save(part / "model.keras")
     shutil.rmtree(run_dir / "export", ignore_errors=True)
     part.rename(run_dir / "export")
+
+
+# {% if cookiecutter.task == "text_classification" %}
+def check_preset():
+    """Refuses a preset that can't be loaded."""
+    try:
+        create_preprocessor()
+    except Exception as error:  # of any kind, from the network or a file
+        if not is_preset():
+            raise
+        reason = str(error).partition("\n")[0]
+        refuse(
+            f"--init-checkpoint {INIT_CHECKPOINT} is no run, .keras file or SavedModel, and no "
+            f"preset that KerasHub can load ({reason})"
+        )
+
+
+# {% endif %}
+def load_weights(path):
+    """Gives the model the weights of a run (its best), of one of its checkpoints, of a .keras file
+    or of a SavedModel, where path and shape are the same. Says which."""
+    # {% if cookiecutter.task == "text_classification" %}
+    if is_preset():  # the hook has loaded it
+        say(f"{path}: loaded all weights of the preset; left new: {model.layers[-1].name}")
+        return
+    # {% endif %}
+    folder, outer, values = Path(path), f"{model.name}/", {}
+    try:
+        if (folder / "checkpoints").is_dir() or Path(f"{path}.index").exists():
+            best = tf.train.latest_checkpoint(folder / "checkpoints" / "best")
+            reader = tf.train.load_checkpoint(best or path)
+            for weight in model.weights:  # their names: see tf.train.Checkpoint's object graph
+                name = weight.path.replace(".", "..").replace("/", ".S")
+                name = f"model/{name}/.ATTRIBUTES/VARIABLE_VALUE"
+                if reader.has_tensor(name):
+                    values[weight.path] = reader.get_tensor(name)
+        elif (folder / "saved_model.pb").exists():
+            variables = tf.saved_model.load(path).variables
+            values = {x.name.removesuffix(":0"): x.numpy() for x in variables}
+        else:
+            variables = keras.saving.load_model(path, compile=False).variables
+            # Keras leaves out the name of a Sequential model when it loads one.
+            values = {x.path.removeprefix(outer): x.numpy() for x in variables}
+            values |= {outer + name: value for name, value in values.items()}
+    except Exception as error:  # of a dozen kinds, by what is missing or damaged
+        reason = str(error).partition("\n")[0]
+        refuse(f"--init-checkpoint {path} is no run, .keras file or SavedModel ({reason})")
+    known = [x for x in model.weights if x.path in values]
+    fit = [x for x in known if x.shape == values[x.path].shape]
+    if not fit:
+        refuse(f"--init-checkpoint {path} has no weight that fits, of {model.weights[0].path}, …")
+    with strategy.scope():
+        for weight in fit:
+            weight.assign(values[weight.path])
+    say(f"{path}: loaded {len(fit)} of {len(model.weights)} weights")
+    for x in known:
+        if x.shape != values[x.path].shape:
+            say(f"  skipped for its shape: {x.path} {values[x.path].shape}, here {x.shape}")
+    for x in model.weights:
+        if x.path not in values:
+            say(f"  left new: {x.path}")
+
+
+def evaluate_continuously(iterator, steps):
+    """Evaluates the newest checkpoint of a run under way on the validation split, and each one that
+    comes, but for those that come meanwhile; until the run is finished, or none has come for
+    --timeout seconds."""
+    folder = Path(args.run_dir)
+    seen = max((line["step"] for line in read_log(run_dir)), default=0)
+    since = time.monotonic()
+    while True:
+        finished = any(line["split"] == "test" for line in read_log(folder)[-1:])
+        step = max(list_checkpoints("last"), default=0)
+        path = str(folder / "checkpoints" / "last" / f"ckpt-{step}")
+        if step > seen and not find_damage(path):
+            restore({"model": model_values()}, path)
+            if any(x.startswith("averages/") for x, _ in tf.train.list_variables(path)):
+                restore({"averages": {x.path: x.value for x in model.trainable_variables}}, path)
+            values = evaluate(distributed_validation_step, validation_metrics, iterator, steps)
+            run_dir.mkdir(exist_ok=True)
+            log("validation", step, math.ceil(step / STEPS_PER_EPOCH), values)
+            say(f"validation {describe(values)}  of {path}")
+            seen, since = step, time.monotonic()
+        elif finished:
+            return
+        elif args.timeout and time.monotonic() - since > args.timeout:
+            say(f"no new checkpoint in {folder} for {args.timeout:g} seconds")
+            return
+        else:
+            time.sleep(0.5)
 
 
 def smoke(argv):
@@ -1017,9 +1546,10 @@ def smoke(argv):
     if folder.exists():
         refuse(f"--smoke would work in {folder} and remove it, but it exists; remove it first")
     try:
-        for epochs in ("1", "2"):  # each in a process of its own, like a run that was killed
+        argv += ["--run-dir", str(folder), "--epochs", "2", "--checkpoint-every-steps", "2"]
+        for breaks_off in (True, False):  # each in a process of its own, like a run that was killed
             process = multiprocessing.get_context("spawn").Process(
-                target=train_a_little, args=([*argv, "--run-dir", str(folder), "--epochs", epochs],)
+                target=train_a_little, args=(argv, breaks_off)
             )
             process.start()
             process.join()
@@ -1027,24 +1557,28 @@ def smoke(argv):
                 return process.exitcode
         if WORKER == 0:
             batch = next(iter(create_datasets()[2].batch(2)))
+            inputs = batch[0] if isinstance(batch, tuple) else batch
             features = preprocess(batch, tf.zeros([2, 2], tf.int32), training=False)[0]
             expected = keras.saving.load_model(folder / "export" / "model.keras")(features)
             served = tf.saved_model.load(str(folder / "export"))  # must outlive its `serve`
-            np.testing.assert_allclose(served.serve(features), expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(served.serve(inputs), expected, rtol=1e-4, atol=1e-5)
     finally:
-        process.kill()  # of no effect, unless a signal came
-        process.join()
+        for process in multiprocessing.active_children():  # when a signal came
+            process.kill()
+            process.join()
         if WORKER == 0:
             shutil.rmtree(folder, ignore_errors=True)
     say("smoke: trained, validated, saved, resumed, tested, exported, reloaded, predicted")
     return 0
 
 
-def train_a_little(argv):
-    """Runs `main` on three batches of each split."""
-    global create_datasets
+def train_a_little(argv, breaks_off):
+    """Runs `main` on three batches of each split; if told so, up to the first validation."""
+    global create_datasets, validate
     whole = create_datasets
     create_datasets = lambda: [split.take(3 * GLOBAL_BATCH_SIZE) for split in whole()]  # noqa: E731
+    if breaks_off:
+        validate = lambda *_: leave(0)  # noqa: E731
     run(argv)
 
 
@@ -1059,6 +1593,10 @@ def whole_number(text, minimum=1):
     return int(text)
 
 
+def natural_number(text):
+    return whole_number(text, minimum=0)
+
+
 def positive_number(text):
     try:
         value = float(text)
@@ -1069,7 +1607,22 @@ def positive_number(text):
     return value
 
 
+def momentum(text):
+    if positive_number(text) >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
+    return float(text)
+
+
+def step_range(text):
+    first, _, last = text.partition(",")
+    if whole_number(first) > whole_number(last):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,LAST: two steps, in their order")
+    return int(first), int(last)
+
+
 def parse_arguments(argv):
+    modes = ["train", "evaluate", "continuous_evaluate"]
+    precisions = ["float32", "mixed_bfloat16", "mixed_float16"]
     strategies = ["auto", "one_device", "mirrored", "multi_worker", "tpu"]
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -1078,24 +1631,38 @@ def parse_arguments(argv):
     )
     parser.error = refuse  # argparse's own prints the usage first
     add = parser.add_argument
-    add("--mode", choices=["train", "evaluate"], default="train")
+    add("--mode", choices=modes, default="train", help="[train]")
     add("--run-dir", default="run", help="what the run writes, and resumes from [%(default)s]")
     add("--strategy", choices=strategies, default="auto", help="[%(default)s]")
     add("--replicas", type=whole_number, help="share out the CPU among as many, to rehearse")
-    add("--epochs", type=whole_number, default=30, help="[%(default)s]")
+    add("--epochs", type=whole_number, default=EPOCHS, help="[%(default)s]")
     add("--global-batch-size", type=whole_number, default=GLOBAL_BATCH_SIZE, help="[%(default)s]")
     add("--steps-per-loop", type=whole_number, default=100, help="to a line of the log [100]")
     add("--learning-rate", type=positive_number, default=LEARNING_RATE, help="[%(default)s]")
-    add("--seed", type=lambda text: whole_number(text, 0), default=SEED, help="[%(default)s]")
+    # {% if cookiecutter.task == "text_classification" %}
+    add("--warmup-steps", type=natural_number, help="steps that it rises [a tenth of all]")
+    # {% else %}
+    add("--warmup-steps", type=natural_number, default=WARMUP_STEPS, help="steps that it rises [0]")
+    # {% endif %}
+    add("--schedule", choices=["constant", "cosine", "linear"], default=SCHEDULE, help="after that")
+    add("--seed", type=natural_number, default=SEED, help="[%(default)s]")
+    add("--precision", choices=precisions, default=PRECISION, help="of the layers [%(default)s]")
     add("--jit-compile", action=argparse.BooleanOptionalAction, default=False, help="use XLA")
+    add("--accumulation-steps", type=whole_number, default=1, help="parts of a step's batch [1]")
+    add("--clip-norm", type=positive_number, help="of the gradients of the whole batch, at most")
+    add("--ema-momentum", type=momentum, help="evaluate and export averages of the weights")
+    add("--patience", type=whole_number, help="epochs without a lower validation loss, to stop")
     add("--checkpoint-every-steps", type=whole_number, default=1000, help="and each epoch [1000]")
     add(
         "--recover-from-nan",
-        type=lambda text: whole_number(text, 0),
+        type=natural_number,
         default=0,
         metavar="N",
         help="go back to the last checkpoint and on with other data, N times at most [0]",
     )
+    add("--init-checkpoint", metavar="PATH", help="first weights: a run, .keras file or SavedModel")
+    add("--timeout", type=positive_number, help="seconds, of --mode continuous_evaluate")
+    add("--profile", type=step_range, metavar="FIRST,LAST", help="steps, for TensorBoard")
     add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
     add("--smoke", action="store_true", help="a few steps of everything; keeps nothing")
     return parser.parse_args(argv)
@@ -1104,14 +1671,18 @@ def parse_arguments(argv):
 def main(argv=None):
     """Returns the exit code: 0. Wrong input (2) and a failed run (1) end by SystemExit."""
     global args, strategy, model, optimizer, loss_object, compute_gradients
-    global train_metrics, validation_metrics, test_metrics
+    global train_metrics, validation_metrics, test_metrics, averages, gradient_norm
     global state, snapshot, checkpoints, stop, in_training, run_dir, scratch
-    global GLOBAL_BATCH_SIZE, LEARNING_RATE, SEED, STEPS_PER_EPOCH, WORKER, WORKERS
+    global GLOBAL_BATCH_SIZE, ACCUMULATION_STEPS, CLIP_NORM, PRECISION, SEED, INIT_CHECKPOINT
+    global LEARNING_RATE, SCHEDULE, WARMUP_STEPS, EPOCHS, STEPS_PER_EPOCH, WORKER, WORKERS
 
     # 1. Read the flags, and find out where to run.
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
-    GLOBAL_BATCH_SIZE, LEARNING_RATE, SEED = args.global_batch_size, args.learning_rate, args.seed
+    GLOBAL_BATCH_SIZE, ACCUMULATION_STEPS = args.global_batch_size, args.accumulation_steps
+    LEARNING_RATE, SCHEDULE, WARMUP_STEPS = args.learning_rate, args.schedule, args.warmup_steps
+    CLIP_NORM, PRECISION, EPOCHS, SEED = args.clip_norm, args.precision, args.epochs, args.seed
+    INIT_CHECKPOINT = args.init_checkpoint
     WORKER, WORKERS = read_tf_config()
     if args.smoke:
         return smoke([argument for argument in argv if argument != "--smoke"])
@@ -1120,20 +1691,13 @@ def main(argv=None):
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     listen_for_signals()
     keras.utils.set_random_seed(SEED)
+    keras.config.set_dtype_policy(PRECISION)
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
     strategy, strategy_name = create_strategy()
     catch_signals()  # again: a strategy of several workers takes SIGTERM for itself
     replicas = strategy.num_replicas_in_sync
-    if GLOBAL_BATCH_SIZE % replicas:
-        below = GLOBAL_BATCH_SIZE // replicas * replicas
-        nearest = f"{below} or {below + replicas}" if below else replicas
-        counts = [n for n in range(1, GLOBAL_BATCH_SIZE + 1) if GLOBAL_BATCH_SIZE % n == 0]
-        refuse(
-            f"--global-batch-size {GLOBAL_BATCH_SIZE} can't be shared equally by {replicas} "
-            f"replicas; {nearest} can. A run that has begun keeps its batch, which "
-            f"{', '.join(map(str, counts))} replicas can share"
-        )
+    check_batch(replicas)
 
     # 2. Load the data.
     splits = zip(create_datasets(), ("train", "validation", "test"), strict=True)
@@ -1142,6 +1706,13 @@ def main(argv=None):
     if GLOBAL_BATCH_SIZE > examples:
         refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} is above the {examples} training examples")
     STEPS_PER_EPOCH = examples // GLOBAL_BATCH_SIZE
+    all_steps = EPOCHS * STEPS_PER_EPOCH
+    # {% if cookiecutter.task == "text_classification" %}
+    WARMUP_STEPS = all_steps // 10 if args.warmup_steps is None else args.warmup_steps
+    # {% endif %}
+    for flag, last in (("warmup-steps", WARMUP_STEPS), ("profile", max(args.profile or [0]))):
+        if last > all_steps:
+            refuse(f"--{flag}: step {last} is past the last one of {EPOCHS} epochs, {all_steps}")
 
     # 3. See what --run-dir holds.
     config = {
@@ -1155,28 +1726,45 @@ def main(argv=None):
         "git_commit": git_commit(),
     }
     if args.mode == "train":
-        end = check_run_dir(config)
-        if (end["split"], end["epoch"]) == ("test", args.epochs):
-            say(f"{args.run_dir} is finished: test {describe(end)}; more --epochs would go on")
-            return 0
-    checkpoint_path = find_start() if args.mode == "train" else find_checkpoint("best")
-    if args.mode == "evaluate" and not checkpoint_path:
-        refuse(f"--run-dir {args.run_dir} has no checkpoint to evaluate; train it first")
+        last_line = check_run_dir(config)
+        checkpoint_path = find_start()
+    elif args.mode == "evaluate":
+        checkpoint_path = find_checkpoint("best")
+        if not checkpoint_path:
+            refuse(f"--run-dir {args.run_dir} has no checkpoint to evaluate; train it first")
+    # {% if cookiecutter.task == "text_classification" %}
+    if args.mode != "train" and Path(args.run_dir, "config.json").exists():
+        INIT_CHECKPOINT = INIT_CHECKPOINT or read_config()["init_checkpoint"]
+    check_preset()
+    # {% endif %}
 
     # 4. Create the model and what belongs to it; restore it.
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
+    if args.mode == "train" and INIT_CHECKPOINT and not checkpoint_path:
+        load_weights(INIT_CHECKPOINT)
     with strategy.scope():  # in a traced step it is too late to create variables (keras#23085)
+        if PRECISION == "mixed_float16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
+        if CLIP_NORM:
+            gradient_norm = create_replica_variable(0.0)
+        if args.ema_momentum:
+            averages = {x.path: tf.Variable(x.value) for x in model.trainable_variables}
     if args.jit_compile:
         compute_gradients = tf.function(compute_gradients, jit_compile=True)
     with tf.device("CPU:0"):  # a loop in the graph asks it at each step
         stop = tf.Variable(False)
+    validation_iterator, validation_steps = distribute(*validation_set, training=False)
     test_iterator, test_steps = distribute(*test_set, training=False)
     if args.mode == "evaluate":
         restore({"model": model_values()}, checkpoint_path)
         say(f"test {describe(test(test_iterator, test_steps))}  of {checkpoint_path}")
+        return 0
+    if args.mode == "continuous_evaluate":
+        run_dir = Path(args.run_dir, "evaluator" if WORKER == 0 else scratch)
+        evaluate_continuously(validation_iterator, validation_steps)
         return 0
     state = create_state()
     snapshot = create_snapshot()
@@ -1187,7 +1775,6 @@ def main(argv=None):
     step = int(state["step"].numpy())
     first_step = step + int(state["skipped"].numpy())
     train_iterator, _ = distribute(*train_set, training=True, first_step=first_step)
-    validation_iterator, validation_steps = distribute(*validation_set, training=False)
     run_dir = Path(args.run_dir if WORKER == 0 else scratch)
     open_run_dir(config, step)
     checkpoints = create_managers()
@@ -1199,7 +1786,7 @@ def main(argv=None):
     )
     if checkpoint_path:
         say(f"resumed at step {step}, from {checkpoint_path}")
-    elif end["split"]:
+    elif last_line["split"]:
         say("started anew, since nothing was saved yet")
 
     # 5. Train and validate, epoch by epoch. A checkpoint of an epoch's end is of before its
@@ -1207,28 +1794,28 @@ def main(argv=None):
     in_training = True
     if args.recover_from_nan and not checkpoint_path:
         save("last")
-    for epoch in range(max(1, math.ceil(step / STEPS_PER_EPOCH)), args.epochs + 1):
+    for epoch in range(max(1, math.ceil(step / STEPS_PER_EPOCH)), EPOCHS + 1):
         trained = train(train_iterator, epoch)
         step = epoch * STEPS_PER_EPOCH
         validated = validate(validation_iterator, validation_steps)
+        if not validated:
+            end_on_signal()
         if not math.isfinite(validated["loss"]):
             fail(
                 f"the validation loss is not finite after step {step}, which was not saved; "
                 f"a --learning-rate below {LEARNING_RATE:g} is the usual cure"
             )
-        is_best = validated["loss"] < state["best_loss"].numpy()
+        is_best = validated["loss"] < float(state["best_loss"].numpy())
+        save(*(["last", "best"] if is_best else ["last"]))
         if is_best:
-            save("last", "best")
             state["best_loss"].assign(validated["loss"])
-        else:
-            save("last")
+            state["best_epoch"].assign(epoch)
         log("validation", step, epoch, validated)
-        speed = trained.get("examples_per_second")
-        say(
-            f"epoch {epoch:3}/{args.epochs}  train {describe(trained)}  validation "
-            f"{describe(validated)}{f'  {speed:,.0f} examples/s' if speed else ''}"
-            f"{'  best' if is_best else ''}"
-        )
+        say_epoch(epoch, trained, validated, is_best)
+        best_epoch = int(state["best_epoch"].numpy())
+        if args.patience and epoch - best_epoch >= args.patience:
+            say(f"stopped: no lower validation loss than epoch {best_epoch}'s since")
+            break
     wait_for_save()
     in_training = False
     if stop.numpy():
@@ -1242,8 +1829,8 @@ def main(argv=None):
 
     # 7. Export it. The test line comes last: a log that ends in one is of a finished run.
     if WORKER == 0:
-        export()
-    log("test", step, args.epochs, tested)
+        export(test_set[0])
+    log("test", step, epoch, tested)
     say(f"test {describe(tested)}  of {best}")
     say(f"written to {run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
     return 0

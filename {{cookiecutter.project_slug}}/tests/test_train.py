@@ -330,13 +330,15 @@ def restore_best(run_dir):
 
 
 def read_test_split(size):
-    """Yields (features, labels, sample_weight) of the test split in batches; none is filled up."""
+    """Yields the raw inputs of the test split in batches, none filled up, and for the steps
+    (features, labels, sample_weight)."""
     cut_datasets()
     for batch in train.create_datasets()[2].batch(size):
+        inputs = batch[0] if isinstance(batch, tuple) else batch
         count = len(tf.nest.flatten(batch)[0])
         batch = train.preprocess(batch, tf.zeros([count, 2], tf.int32), training=False)
         features, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        yield features, labels, tf.ones([count]) if weight is None else weight
+        yield inputs, (features, labels, tf.ones([count]) if weight is None else weight)
 
 
 def evaluate(run_dir):
@@ -345,7 +347,7 @@ def evaluate(run_dir):
     train.loss_object = train.create_loss_objects(tf.distribute.get_strategy())
     train.test_metrics = train.create_metrics(tf.distribute.get_strategy())[2]
     restore_best(run_dir)
-    sums = [train.test_step(batch) for batch in read_test_split(batch_size() // 2 + 1)]
+    sums = [train.test_step(batch) for _, batch in read_test_split(batch_size() // 2 + 1)]
     loss, weight = (math.fsum(map(float, values)) for values in zip(*sums, strict=True))
     return {"loss": loss / weight, **{m.name: float(m.result()) for m in train.test_metrics}}
 
@@ -368,24 +370,25 @@ def compare_exports(run_dir):
     """Returns what is wrong with the exports: lines."""
     restore_best(run_dir)
     export, wrong = Path(run_dir) / "export", []
-    batches = [features for features, _, _ in read_test_split(batch_size())]
+    batches = [(inputs, batch[0]) for inputs, batch in read_test_split(batch_size())]
     loaded = []  # must outlive what it serves
 
     def load_saved_model():
         loaded.append(tf.saved_model.load(str(export)))
-        return loaded[0].serve
+        return lambda inputs, features: loaded[0].serve(inputs)
 
     def load_keras():
         loaded.append(keras.saving.load_model(export / "model.keras"))
-        return functools.partial(loaded[-1], training=False)
+        return lambda inputs, features: loaded[-1](features, training=False)
 
     for name, load in (("the SavedModel", load_saved_model), ("model.keras", load_keras)):
         where = f"create_model_and_optimizer: {name} in export/"
         try:
             predict = load()
-            for features in batches:
+            for inputs, features in batches:
+                predicted = tf.nest.flatten(predict(inputs, features))
                 expected = tf.nest.flatten(train.model(features, training=False))
-                for a, b in zip(tf.nest.flatten(predict(features)), expected, strict=True):
+                for a, b in zip(predicted, expected, strict=True):
                     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
         except AssertionError as error:
             lines = [line for line in str(error).splitlines() if "ifference" in line]
@@ -712,7 +715,7 @@ def check_metrics():
     metrics = [metric for split in lists for metric in split]
     if len({id(metric) for metric in metrics}) < len(metrics):
         yield "returns the same metric twice: each list needs objects of its own"
-    taken = {"step", "epoch", "split", "loss", "learning_rate", *SPEEDS}
+    taken = {"step", "epoch", "split", "loss", "learning_rate", "gradient_norm", *SPEEDS}
     names = [[metric.name for metric in split] for split in lists]
     for name in sorted({n for split in names for n in split if split.count(n) > 1 or n in taken}):
         yield f"has two values named {name!r} in a split (the log has its own {sorted(taken)})"

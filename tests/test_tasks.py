@@ -1,0 +1,219 @@
+"""The worked examples: each learns, holds up against a plain baseline, and takes its edits."""
+
+import gzip
+import re
+import struct
+import textwrap
+
+import numpy as np
+import pytest
+from conftest import TASKS, ask_child, edit, environment, finish, read_numbers, start, train
+
+
+def uncomment(text, first, last):
+    """Return a script's text with the commented lines from one to another made code."""
+    lines = text.splitlines(keepends=True)
+    [start] = [n for n, line in enumerate(lines) if line.strip() == f"#     {first}"]
+    end = next(n for n, line in enumerate(lines) if n >= start and line.strip() == f"#     {last}")
+    block = lines[start : end + 1]
+    assert all(line.strip().startswith("#") for line in block)
+    block = [line.replace("#     ", "", 1) for line in block]
+    return "".join([*lines[:start], *block, *lines[end + 1 :]])
+
+
+# --------------------------------------------------------------------------------------------------
+# Against the baselines
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_default_run_holds_up_against_the_baseline(task, projects, tmp_path):
+    script = edit(projects[task] / "train.py", tmp_path)
+    train(script, timeout=1200)
+    test_line = read_numbers(tmp_path / "run")[-1]
+    baseline = ask_child("baseline", script, task)
+    readme = " ".join((projects[task] / "README.md").read_text(encoding="utf-8").split())
+    print(f"{task}: {test_line}, baseline {baseline}")
+    if task == "tabular_regression":
+        # The mean of 66 errors of some 40 ± 30 has a noise of 4.
+        assert test_line["mean_absolute_error"] < baseline + 4
+        assert f"is off by {baseline:.1f}" in readme
+    else:
+        assert test_line["accuracy"] >= {"image": 0.97, "text": 0.95}[task.split("_")[0]]
+        assert f"gets {100 * baseline:.1f} %" in readme
+
+
+# --------------------------------------------------------------------------------------------------
+# The documented edits
+# --------------------------------------------------------------------------------------------------
+
+
+def write_fashion_mnist(folder, name, size):
+    """Write images and labels in the format of MNIST: a class is a row that is bright."""
+    draw = np.random.default_rng(size)
+    labels = draw.integers(0, 10, size).astype("uint8")
+    images = draw.integers(0, 100, (size, 28, 28)).astype("uint8")
+    images[np.arange(size), 2 * labels + 4] += 150
+    for kind, magic, array in (("images-idx3", 2051, images), ("labels-idx1", 2049, labels)):
+        header = struct.pack(f">{1 + array.ndim}i", magic, *array.shape)
+        with gzip.open(folder / f"{name}-{kind}-ubyte.gz", "wb") as file:
+            file.write(header + array.tobytes())
+
+
+def test_edit_to_fashion_mnist(projects, tmp_path):
+    folder = tmp_path / "keras" / "datasets" / "fashion-mnist"
+    folder.mkdir(parents=True)
+    write_fashion_mnist(folder, "train", 7000)
+    write_fashion_mnist(folder, "t10k", 500)
+    text = (projects["image_classification"] / "train.py").read_text(encoding="utf-8")
+    text = uncomment(
+        text,
+        "(images, labels), test = keras.datasets.fashion_mnist.load_data()",
+        "return [tf.data.Dataset.from_tensor_slices((x[..., None], y)) for x, y in splits]",
+    )
+    text = uncomment(text, "model = keras.Sequential(", ")")
+    script = tmp_path / "train.py"
+    script.write_text(text, encoding="utf-8")
+    env = environment(KERAS_HOME=str(tmp_path / "keras"))
+    flags = ("--epochs", "2", "--learning-rate", "1e-3")
+    output = train(script, *flags, env=env)
+    assert "31 steps an epoch, which drops 16 of 2000 examples" in output
+    assert read_numbers(tmp_path / "run")[-1]["accuracy"] > 0.9
+    # The tutorial's network: 320 + 18,496 + 102,464 + 650 weights.
+    tensors = ask_child("values", tmp_path / "run" / "checkpoints" / "best" / "ckpt-62")
+    sizes = [np.size(x) for name, x in tensors.items() if re.match(r"model/.*(kernel|bias)", name)]
+    assert sum(sizes) == 121_930
+
+
+def write_pairs(path, count):
+    """Write pairs of sentences as MRPC has them; the label is whether both have one object."""
+    draw = np.random.default_rng(0)
+    things = ["cat", "dog", "house", "tree"]
+    rows = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
+    for number in range(count):
+        one, other = draw.choice(things, 2)
+        strings = f'He said "the {one}" is here .\tIt\'s the {other} , "she said .'
+        rows.append(f"{int(one == other)}\t{number}\t{number + count}\t{strings}")
+    path.write_text("\ufeff" + "\r\n".join(rows) + "\r\n", encoding="utf-8", newline="")
+
+
+def test_edit_to_pairs_of_sentences(projects, tmp_path):
+    write_pairs(tmp_path / "msr_paraphrase.txt", 400)
+    text = (projects["text_classification"] / "train.py").read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    first = next(n for n, x in enumerate(lines) if "scripts = (" in x)
+    last = next(n for n, x in enumerate(lines) if "labels = np.unique(categories" in x)
+    text = "".join([*lines[:first], *lines[last + 1 :]])
+    text = uncomment(
+        text,
+        "import csv",
+        'labels = np.array([row["Quality"] for row in rows], "int32")',
+    )
+    for old, new in (
+        ("Dense(26,", "Dense(2,"),
+        ("SEQUENCE_LENGTH: int = 16", "SEQUENCE_LENGTH: int = 32"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    script = tmp_path / "train.py"
+    script.write_text(text, encoding="utf-8")
+    train(script, "--global-batch-size", "32", "--epochs", "2")
+    assert "[UNK]" in (tmp_path / "run" / "vocabulary.txt").read_text(encoding="utf-8")
+    [served] = [ask_child("serve_pair", tmp_path / "run" / "export")]
+    assert served == [2, 2]  # two pairs, two classes
+
+
+# --------------------------------------------------------------------------------------------------
+# Text: presets, vocabularies, the settings of the tutorial
+# --------------------------------------------------------------------------------------------------
+
+# A script that sees few names.
+FEW = (
+    "(texts, labels)) for i in splits]",
+    "(texts, labels)) for i in (order[:640], *2 * [order[640:700]])]",
+)
+
+
+@pytest.fixture(scope="session")
+def preset(tmp_path_factory):
+    """Return the folder of a tiny preset, and what it holds."""
+    folder = tmp_path_factory.mktemp("preset")
+    return folder / "tiny", ask_child("make_preset", folder / "tiny")
+
+
+def test_preset_gives_weights_and_tokenizer(preset, projects, tmp_path):
+    path, sums = preset
+    script = edit(projects["text_classification"] / "train.py", tmp_path, FEW)
+    flags = ("--init-checkpoint", path, "--epochs", "1", "--recover-from-nan", "1")
+    output = train(script, *flags)
+    assert f"{path}: loaded all weights of the preset; left new: dense" in output
+    tensors = ask_child("values", tmp_path / "run" / "checkpoints" / "last" / "ckpt-0")
+    for name, value in sums.items():
+        key = f"model/{name.replace('/', '.S')}/.ATTRIBUTES/VARIABLE_VALUE"
+        assert np.sum(np.abs(tensors[key])) == pytest.approx(value, rel=1e-5), name
+    vocabulary = (tmp_path / "run" / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
+    assert vocabulary[:6] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "latin"]
+    assert "test loss" in train(script, "--mode", "evaluate")
+
+
+def test_preset_that_there_is_not_is_refused(projects, tmp_path):
+    script = edit(projects["text_classification"] / "train.py", tmp_path)
+    code, _, errors = finish(start(script, "--init-checkpoint", "bert_of_nobody"))
+    assert code == 2
+    [line] = errors.splitlines()
+    assert "--init-checkpoint bert_of_nobody is no run, .keras file or SavedModel" in line
+    assert "preset" in line
+
+
+def test_earlier_run_gives_weights_and_vocabulary(projects, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    source = projects["text_classification"] / "train.py"
+    train(edit(source, first, FEW), "--epochs", "1")
+    fewer = (FEW[0], FEW[1].replace("order[:800]", "order[-800:]"))
+    output = train(edit(source, second, fewer), "--epochs", "1", "--init-checkpoint", first / "run")
+    assert re.search(r"loaded (\d+) of \1 weights", output)
+    one, other = (x / "run" / "vocabulary.txt" for x in (first, second))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_warm_up_of_the_tutorial(projects, tmp_path):
+    # Fine-tuning BERT with Orbit: 3 epochs, batches of 32, 3e-5, warm-up over the first tenth.
+    script = edit(projects["text_classification"] / "train.py", tmp_path, FEW)
+    flags = ("--epochs", "3", "--global-batch-size", "32", "--learning-rate", "3e-5")
+    train(script, *flags, "--steps-per-loop", "1")
+    lines = read_numbers(tmp_path / "run")
+    rates = [line["learning_rate"] for line in lines if line["split"] == "train"]
+    steps = np.arange(1, 61)
+    expected = 3e-5 * np.where(steps < 6, steps / 6, (60 - steps) / 54)
+    assert rates == pytest.approx(expected, rel=1e-5, abs=1e-12)
+
+
+def test_weight_decay_leaves_out_biases_and_normalization(projects):
+    shrunk, kept = ask_child("decayed", projects["text_classification"] / "train.py")
+    assert {name.rsplit("/")[-1] for name in shrunk} == {"kernel", "embeddings"}
+    assert {name.rsplit("/")[-1] for name in kept} == {"bias", "gamma", "beta"}
+
+
+# --------------------------------------------------------------------------------------------------
+# The READMEs
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_example_of_the_readme_predicts(task, projects, tmp_path):
+    few = {
+        "image": ("[1257, 1527]", "[128, 192]"),
+        "text": FEW,
+        "tabular": ("[310, 376]", "[64, 96]"),
+    }
+    train(edit(projects[task] / "train.py", tmp_path, few[task.split("_")[0]]), "--epochs", "1")
+    readme = (projects[task] / "README.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (tmp_path / "train.py").unlink()  # It runs without.
+    example = tmp_path / "example.py"
+    example.write_text(textwrap.dedent(code), encoding="utf-8")
+    code, output, errors = finish(start(example, env=environment(TF_CPP_MIN_LOG_LEVEL="3")))
+    assert code == 0, errors
+    assert "shape=(2," in output
