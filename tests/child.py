@@ -131,7 +131,7 @@ def make_preset(folder):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, *letters]
     tokenizer = keras_hub.models.BertTokenizer(pieces + [f"##{x}" for x in letters], lowercase=True)
     backbone = keras_hub.models.BertBackbone(
-        tokenizer.vocabulary_size(), 1, 2, 8, 16, max_sequence_length=16
+        tokenizer.vocabulary_size(), 1, 2, 8, 16, max_sequence_length=12
     )
     backbone.save_to_preset(folder)
     tokenizer.save_to_preset(folder)

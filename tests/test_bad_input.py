@@ -36,6 +36,18 @@ COMMANDS = {
     "flag": (["--learning-rat", "1"], {}, ["--learning-rat"]),
     "argument": (["train"], {}, ["train"]),
     "no value": (["--epochs"], {}, ["--epochs"]),
+    "profile past the end": (["--epochs", "1", "--profile", "1,20"], {}, ["--profile", "20", "19"]),
+    "warm-up past the end": (
+        ["--epochs", "1", "--warmup-steps", "20"],
+        {},
+        ["--warmup-steps", "19"],
+    ),
+    "parts that can't be equal": (
+        ["--accumulation-steps", "3"],
+        {},
+        ["--global-batch-size 64", "3 parts", "63 or 66"],
+    ),
+    "momentum": (["--ema-momentum", "1"], {}, ["--ema-momentum", "'1'", "between 0 and 1"]),
     "batch larger than the data": (["--global-batch-size", "1258"], {}, ["1258", "1257"]),
     "TF_CONFIG is no JSON": ([], {"TF_CONFIG": "{cluster:"}, ["TF_CONFIG", '"cluster"']),
     "TF_CONFIG is a list": ([], {"TF_CONFIG": "[]"}, ["TF_CONFIG", '"cluster"']),
@@ -120,6 +132,16 @@ COMMANDS = {
     "another seed": (["--seed", "8"], {}, ["seed", " 0", " 8"]),
     "another batch": (["--global-batch-size", "32"], {}, ["batch", " 64", " 32"]),
     "another learning rate": (["--learning-rate", "0.5"], {}, ["learning", " 0.002", " 0.5"]),
+    "another schedule": (["--schedule", "linear"], {}, ["schedule", " constant", " linear"]),
+    "another warm-up": (["--warmup-steps", "2"], {}, ["warmup_steps", " 0", " 2"]),
+    "another norm": (["--clip-norm", "2"], {}, ["clip_norm", " None", " 2.0"]),
+    "another momentum": (["--ema-momentum", "0.9"], {}, ["ema_momentum", " None", " 0.9"]),
+    "another precision": (
+        ["--precision", "mixed_bfloat16"],
+        {},
+        ["precision", " float32", " mixed_bfloat16"],
+    ),
+    "another start": (["--init-checkpoint", "x"], {}, ["init_checkpoint", " None", " x"]),
 }
 
 
@@ -205,7 +227,8 @@ def test_wrong_numbers_are_refused(script, tmp_path):
     assert {"--epochs", "--replicas", "--seed", "--learning-rate"} <= set(flags)
     tried = []
     for flag in flags:
-        values = ["-1", "-0.5", "nan", "inf", "1e999", "abc", "", " ", "0x10", "1,5", "--seed"]
+        values = ["-1", "-0.5", "nan", "inf", "1e999", "abc", "", " ", "0x10", "--seed"]
+        values.append("5,1" if flag == "--profile" else "1,5")
         if flag not in FROM_ZERO:
             values.append("0")
         if flag not in FRACTIONS:

@@ -202,7 +202,10 @@ def create_preprocessor():
 
     create = keras_hub.models.BertTextClassifierPreprocessor
     if is_preset():
-        return create.from_preset(INIT_CHECKPOINT, sequence_length=SEQUENCE_LENGTH)
+        length, config = SEQUENCE_LENGTH, Path(INIT_CHECKPOINT, "config.json")
+        if config.exists():  # one in a folder may have been made for less
+            length = min(length, json.loads(config.read_text())["config"]["max_sequence_length"])
+        return create.from_preset(INIT_CHECKPOINT, sequence_length=length)
     if INIT_CHECKPOINT and Path(INIT_CHECKPOINT, "vocabulary.txt").exists():
         vocabulary = Path(INIT_CHECKPOINT, "vocabulary.txt").read_text("utf-8").split("\n")
     else:
@@ -633,6 +636,9 @@ def fail(message):
     """Ends a run that went wrong by itself: one line, exit code 1."""
     print(f"train.py: stopped: {message}", file=sys.stderr)
     raise SystemExit(1)
+
+
+# What it says ---------------------------------------------------------------------------------
 
 
 def say(text, end="\n"):
@@ -1419,6 +1425,9 @@ def git_commit():
         return None
 
 
+# Weights out and in, and other ways to run -----------------------------------------------------
+
+
 def export(examples):
     """Writes export/: a SavedModel that takes what stands first in an example, as create_datasets
     gives it, [batch, …]; and model.keras, which takes the features of `preprocess`."""
@@ -1607,17 +1616,17 @@ def positive_number(text):
     return value
 
 
-def momentum(text):
+def fraction(text):
     if positive_number(text) >= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
     return float(text)
 
 
 def step_range(text):
-    first, _, last = text.partition(",")
-    if whole_number(first) > whole_number(last):
-        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,LAST: two steps, in their order")
-    return int(first), int(last)
+    steps = re.fullmatch(r"(\d+),(\d+)", text)
+    if not steps or not 1 <= int(steps[1]) <= int(steps[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,LAST: two steps from 1 up")
+    return int(steps[1]), int(steps[2])
 
 
 def parse_arguments(argv):
@@ -1650,7 +1659,7 @@ def parse_arguments(argv):
     add("--jit-compile", action=argparse.BooleanOptionalAction, default=False, help="use XLA")
     add("--accumulation-steps", type=whole_number, default=1, help="parts of a step's batch [1]")
     add("--clip-norm", type=positive_number, help="of the gradients of the whole batch, at most")
-    add("--ema-momentum", type=momentum, help="evaluate and export averages of the weights")
+    add("--ema-momentum", type=fraction, help="evaluate and export averages of the weights")
     add("--patience", type=whole_number, help="epochs without a lower validation loss, to stop")
     add("--checkpoint-every-steps", type=whole_number, default=1000, help="and each epoch [1000]")
     add(
