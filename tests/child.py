@@ -112,8 +112,8 @@ def baseline(path, task):
         [np.asarray(x) for x in split] for split in splits
     ]
     if task == "tabular_regression":
-        model = make_pipeline(StandardScaler(), Ridge()).fit(inputs, labels)
-        return float(np.mean(np.abs(model.predict(test_inputs) - test_labels)))
+        model = make_pipeline(StandardScaler(), Ridge()).fit(inputs, labels.ravel())
+        return float(np.mean(np.abs(model.predict(test_inputs) - test_labels.ravel())))
     if task == "image_classification":
         model = SVC().fit(inputs.reshape(len(inputs), -1), labels)
         return model.score(test_inputs.reshape(len(test_inputs), -1), test_labels)

@@ -325,3 +325,12 @@ def train_once(script, tmp_path_factory):
         return folder / "run"
 
     return train_or_recall
+
+
+@pytest.fixture(scope="session")
+def first_runs(projects, tmp_path_factory):
+    """Return a short run of each task."""
+    folders = {task: tmp_path_factory.mktemp(task) for task in TASKS}
+    for task, folder in folders.items():
+        train(edit(projects[task] / "train.py", folder, FEW_OF[task]), "--epochs", "1")
+    return {task: folder / "run" for task, folder in folders.items()}

@@ -234,11 +234,12 @@ def test_wrong_numbers_are_refused(script, tmp_path):
         if flag not in FRACTIONS:
             values += ["1.5", "1e3", "9" * 30, "1_000", "²"]
         tried += [(flag, value) for value in values]
+    joined = [pair for pair in tried if pair[1] in ("-1", "abc", "")]
     commands = [as_command(script, tmp_path, [*RUN_FLAGS, *pair]) for pair in tried]
-    commands += [as_command(script, tmp_path, [*RUN_FLAGS, "=".join(pair)]) for pair in tried]
+    commands += [as_command(script, tmp_path, [*RUN_FLAGS, "=".join(pair)]) for pair in joined]
     answers = ask_child("commands", input=json.dumps(commands))
     assert len(answers) == len(commands) > 200
-    for (flag, value), answer in zip(2 * tried, answers, strict=True):
+    for (flag, value), answer in zip(tried + joined, answers, strict=True):
         named = [flag] if value.startswith("-") else [flag, repr(value)]
         assert_refused(answer, *named)
     assert list(tmp_path.iterdir()) == []

@@ -31,7 +31,7 @@ from conftest import (
     train,
 )
 
-KILLS = int(os.environ.get("FAULTS_KILLS", "6"))
+KILLS = int(os.environ.get("FAULTS_KILLS", "3"))
 TERMS = int(os.environ.get("FAULTS_TERMS", "3"))
 
 # Some seconds of steps, a save each 20 and a validation each 78 of them.

@@ -395,15 +395,6 @@ def pairs_of(row):
     return map(frozenset, itertools.combinations(enumerate(row), 2))
 
 
-@pytest.fixture(scope="session")
-def first_runs(projects, tmp_path_factory):
-    """Return a short run of each task."""
-    folders = {task: tmp_path_factory.mktemp(task) for task in TASKS}
-    for task, folder in folders.items():
-        train(edit(projects[task] / "train.py", folder, FEW_OF[task]), "--epochs", "1")
-    return {task: folder / "run" for task, folder in folders.items()}
-
-
 # All pairs of flags and tasks; with FLAGS_PAIRS=all, all pairs of flags for each task.
 if os.environ.get("FLAGS_PAIRS") == "all":
     ROWS = [((task,), *row) for task in TASKS for row in pair_up(CHOICES)]
