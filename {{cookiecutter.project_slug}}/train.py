@@ -337,8 +337,7 @@ def create_model_and_optimizer(strategy):
                 keras.Input([10]),
                 keras.layers.Normalization(mean=features.mean(0), variance=features.var(0)),
                 keras.layers.Dense(64, activation="silu", kernel_regularizer=regularizer),
-                keras.layers.Dense(1),
-                # Back to the unit of the targets, in float32 whatever --precision.
+                keras.layers.Dense(1, dtype="float32"),  # whatever --precision
                 keras.layers.Rescaling(targets.std(), offset=targets.mean(), dtype="float32"),
             ]
         )
