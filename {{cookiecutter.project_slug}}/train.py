@@ -97,8 +97,8 @@ CLIP_NORM: float | None = None  # --clip-norm
 PRECISION: str = "float32"  # --precision
 SEED: int = 0  # --seed: of weights, data order, augmentation and dropout
 INIT_CHECKPOINT: str | None = None  # --init-checkpoint: where the first weights come from
-STEPS_PER_EPOCH: int = 1
 
+STEPS_PER_EPOCH: int = 1  # known once the data are loaded
 state: dict[str, tf.Variable]  # where the run stands
 run_dir: Path = Path()  # --run-dir on the chief; on other workers a folder that goes with them
 WORKER: int = 0  # the index of this worker; 0 is the chief
@@ -650,7 +650,7 @@ def show_progress(epoch, share, values):
     if sys.stdout.isatty():
         bar = f"{'█' * round(30 * share):░<30}"
         speed = f"{values['examples_per_second']:,.0f} examples/s"
-        say(f"epoch {epoch:3}/{args.epochs}  {bar}  {describe(values)}  {speed}", end="")
+        say(f"epoch {epoch:3}/{EPOCHS}  {bar}  {describe(values)}  {speed}", end="")
 
 
 def say_epoch(epoch, trained, validated, is_best):
@@ -1484,8 +1484,9 @@ def load_weights(path):
     folder, outer, values = Path(path), f"{model.name}/", {}
     try:
         if (folder / "checkpoints").is_dir() or Path(f"{path}.index").exists():
-            best = tf.train.latest_checkpoint(folder / "checkpoints" / "best")
-            reader = tf.train.load_checkpoint(best or path)
+            best, last = folder / "checkpoints" / "best", folder / "checkpoints" / "last"
+            newest = tf.train.latest_checkpoint(best) or tf.train.latest_checkpoint(last)
+            reader = tf.train.load_checkpoint(newest or path)
             for weight in model.weights:  # their names: see tf.train.Checkpoint's object graph
                 name = weight.path.replace(".", "..").replace("/", ".S")
                 name = f"model/{name}/.ATTRIBUTES/VARIABLE_VALUE"
