@@ -215,12 +215,12 @@ def read_batch(script, iterator, seeds=True):
 # --------------------------------------------------------------------------------------------------
 
 
-def commands():
-    """Run commands, given as JSON on stdin. Return exit code, stdout and stderr of each.
+def commands(text):
+    """Run commands, given as JSON. Return exit code, stdout and stderr of each.
 
     A command has a script, flags, variables and the folder to run in.
     """
-    return [run_command(**command) for command in json.load(sys.stdin)]
+    return [run_command(**command) for command in json.loads(text)]
 
 
 def run_command(script, flags, variables, folder):

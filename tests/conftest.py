@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from cookiecutter.main import cookiecutter
+from forks import Fork
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 
@@ -159,7 +160,8 @@ def cookiecutter_environment(tmp_path_factory):
 
 def environment(**variables):
     """Return environment variables for train.py: of this process, but for what would steer it."""
-    steering = ("TF_", "TPU_", "XLA_", "KERAS_", "SLURM_", "GIT_", "COLUMNS", "PYTHONPATH")
+    steering = ("TF_", "TPU_", "XLA_", "KERAS_", "SLURM_", "GIT_", "COLUMNS")
+    steering += ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
     # The same bits are promised of CPUs. Compiled modules are kept, since TensorFlow's take long to
     # compile, but not beside the script, where a test would find them.
@@ -196,6 +198,11 @@ def start(script, *flags, env=None, **options):
     )
 
 
+def fork(script, *flags, env=None):
+    """Start a script in its folder, sooner than `start` does. Return what is like a process."""
+    return Fork(script, [*map(str, flags)], env or environment())
+
+
 def find_free_ports(count):
     """Return ports of this machine that are all free."""
     sockets = [socket.socket() for _ in range(count)]
@@ -230,26 +237,18 @@ def finish(process, timeout=TIMEOUT):
     return process.returncode, output, errors
 
 
-def train(script, *flags, timeout=TIMEOUT, **options):
+def train(script, *flags, timeout=TIMEOUT, begin=fork, **options):
     """Run a script to its good end. Return its output."""
-    code, output, errors = finish(start(script, *flags, **options), timeout)
+    code, output, errors = finish(begin(script, *flags, **options), timeout)
     assert (code, errors) == (0, ""), f"{flags}\n{output}\n{errors}"
     return output
 
 
-def ask_child(question, *arguments, **options):
+def ask_child(question, *arguments):
     """Return what child.py answers, which is where the tests use TensorFlow itself."""
-    finished = subprocess.run(
-        [sys.executable, Path(__file__).with_name("child.py"), question, *map(str, arguments)],
-        env=environment(TF_CPP_MIN_LOG_LEVEL="3"),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=TIMEOUT,
-        check=False,
-        **options,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout.splitlines()[-1])
+    code, output, errors = finish(fork(TEMPLATE / "tests" / "child.py", question, *arguments))
+    assert code == 0, errors
+    return json.loads(output.splitlines()[-1])
 
 
 def read_metrics(run_dir, *left_out):
@@ -318,7 +317,7 @@ def train_once(script, tmp_path_factory):
         key = (flags, edits)
         if key not in trained:
             folder = tmp_path_factory.mktemp("trained")
-            trained[key] = folder, finish(start(edit(script, folder, *edits), *flags))
+            trained[key] = folder, finish(fork(edit(script, folder, *edits), *flags))
             (folder / "output").write_text(trained[key][1][1], encoding="utf-8")
         folder, (code, output, errors) = trained[key]
         assert (code, errors) == (0, ""), f"{flags}\n{output}\n{errors}"

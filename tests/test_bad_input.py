@@ -115,6 +115,11 @@ COMMANDS = {
     "run directory is a file": (["--run-dir", "file"], {}, ["--run-dir file", "folder"]),
     "run directory below a file": (["--run-dir", "file/run"], {}, ["--run-dir file/run"]),
     "run directory is something else": (["--run-dir", "other"], {}, ["--run-dir other"]),
+    "continuous evaluation by several workers": (
+        ["--mode", "continuous_evaluate"],
+        tf_config(),
+        ["continuous_evaluate", "one worker", "TF_CONFIG"],
+    ),
     "evaluate a missing folder": (
         ["--mode", "evaluate", "--run-dir", "missing"],
         {},
@@ -167,7 +172,7 @@ def outcomes(script, train_once, tmp_path_factory):
         flags = [*(() if "--epochs" in flags else RUN_FLAGS), *flags]
         commands.append(as_command(script, folder, flags, variables))
     before = {name: hash_tree(folder) for name, folder in folders.items()}
-    given = dict(zip(COMMANDS, ask_child("commands", input=json.dumps(commands)), strict=True))
+    given = dict(zip(COMMANDS, ask_child("commands", json.dumps(commands)), strict=True))
     touched = {name: hash_tree(folder) != before[name] for name, folder in folders.items()}
     return {name: (given[name], touched[name]) for name in COMMANDS}
 
@@ -237,7 +242,7 @@ def test_wrong_numbers_are_refused(script, tmp_path):
     joined = [pair for pair in tried if pair[1] in ("-1", "abc", "")]
     commands = [as_command(script, tmp_path, [*RUN_FLAGS, *pair]) for pair in tried]
     commands += [as_command(script, tmp_path, [*RUN_FLAGS, "=".join(pair)]) for pair in joined]
-    answers = ask_child("commands", input=json.dumps(commands))
+    answers = ask_child("commands", json.dumps(commands))
     assert len(answers) == len(commands) > 200
     for (flag, value), answer in zip(tried + joined, answers, strict=True):
         named = [flag] if value.startswith("-") else [flag, repr(value)]
@@ -249,7 +254,7 @@ def test_batch_that_replicas_cannot_share_is_refused_with_the_nearest(script, tm
     tried = {66: ["64", "68"], 63: ["60", "64"], 65: ["64", "68"], 3: ["4"], 1: ["4"]}
     flags = [*RUN_FLAGS, "--replicas", "4", "--global-batch-size"]
     commands = [as_command(script, tmp_path, [*flags, str(size)]) for size in tried]
-    answers = ask_child("commands", input=json.dumps(commands))
+    answers = ask_child("commands", json.dumps(commands))
     for (size, nearest), answer in zip(tried.items(), answers, strict=True):
         assert_refused(answer, f"--global-batch-size {size} ", "4 replicas", *nearest)
     assert list(tmp_path.iterdir()) == []
@@ -282,7 +287,7 @@ def outcomes_of_changes(script, tmp_path_factory):
             edited = edit(script, tmp_path_factory.mktemp("edited"), change_split(position, call))
             folder = tmp_path_factory.mktemp("refused")
             commands[change, position] = as_command(edited, folder, RUN_FLAGS)
-    answers = ask_child("commands", input=json.dumps(list(commands.values())))
+    answers = ask_child("commands", json.dumps(list(commands.values())))
     return {
         key: (answer, commands[key]["folder"])
         for key, answer in zip(commands, answers, strict=True)

@@ -25,6 +25,7 @@ from conftest import (
     environment,
     finish,
     flags_of,
+    fork,
     read_numbers,
     start,
     start_workers,
@@ -158,7 +159,7 @@ def test_signal_in_validation(script, train_once, tmp_path):
     began = time.monotonic()
     code, output, errors = finish(process)
     assert (code, errors) == (143, "")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
     assert "stopped and saved at step 78" in output
     train(edit(script, tmp_path), *flags)
     assert_same_run(tmp_path / "run", train_once(*flags))
@@ -179,7 +180,7 @@ def test_second_interrupt_ends_at_once(script, tmp_path):
     time.sleep(2)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    code, output, errors = finish(process, timeout=5)
+    code, output, errors = finish(process, timeout=20)
     assert (code, errors) == (143, "")
     assert "Ctrl-C again ends at once" in output
 
@@ -269,7 +270,7 @@ def test_run_without_a_whole_checkpoint_is_not_started_anew(damage, script, trai
     for path in (run_dir / "checkpoints" / "last").glob("ckpt-*"):
         damage(path)
     log = (run_dir / "metrics.jsonl").read_bytes()
-    code, _, errors = finish(start(script, *flags, "6"))
+    code, _, errors = finish(fork(script, *flags, "6"))
     assert code == 2
     [line] = errors.splitlines()
     assert "no whole checkpoint" in line
@@ -351,7 +352,8 @@ def test_not_finite_loss(place, script, tmp_path, chance):
     [line] = errors.splitlines()
     first, last = [int(word.strip(",")) for word in line.split() if word.strip(",").isdecimal()][:2]
     assert first <= step < last <= first + 7
-    assert all(word in line for word in ("not finite", "--learning-rate", "clipped", "precision"))
+    for word in ("not finite", "--learning-rate", "--clip-norm", "--precision"):
+        assert word in line
     saved = [path for path in (tmp_path / "run").rglob("ckpt-*.index")]
     assert 0 < max(int(path.stem[5:]) for path in saved) <= first
 
@@ -384,7 +386,7 @@ def test_recoveries_are_counted(script, tmp_path):
     old, new = plant_nan(100)
     script = edit(script, tmp_path, (old, new.replace(" == 352", " >= 352")))
     flags = (*FLAGS[:2], "--epochs", "3", "--steps-per-loop", "5", "--recover-from-nan", "2")
-    code, output, errors = finish(start(script, *flags))
+    code, output, errors = finish(fork(script, *flags))
     assert code == 1
     assert output.count("recovery 1 of 2") == output.count("recovery 2 of 2") == 1
     [line] = errors.splitlines()
@@ -400,11 +402,11 @@ def test_run_goes_on_with_more_and_fewer_replicas(script, train_once, tmp_path, 
     expected = read_numbers(train_once(*FLAGS, edits=(NO_DROPOUT,)))
     script = edit(script, tmp_path, NO_DROPOUT)
     for replicas in (1, 2, 4, 1):
-        process = start(script, *FLAGS, *flags_of(replicas))
+        process = fork(script, *FLAGS, *flags_of(replicas))
         wait_for_lines(tmp_path / "run", chance.randint(2, 8), process)
         process.send_signal(signal.SIGTERM)  # most often in the middle of an epoch
         assert finish(process)[0] == 143
-    code, output, errors = finish(start(script, *FLAGS, "--replicas", "3"))
+    code, output, errors = finish(fork(script, *FLAGS, "--replicas", "3"))
     assert code == 2
     assert "1, 2, 4, 8, 16 replicas can share" in errors
     ends = [finish(process) for process in start_workers(script, WORKERS, *FLAGS)]

@@ -17,6 +17,7 @@ from conftest import (
     edit,
     finish,
     flags_of,
+    fork,
     hash_tree,
     read_numbers,
     start,
@@ -168,7 +169,7 @@ def test_more_epochs_go_on(script, train_once, tmp_path):
 def test_fewer_epochs_are_refused(script, train_once, tmp_path):
     script, run_dir = copy_half(train_once, script, tmp_path)
     before = hash_tree(tmp_path)
-    code, output, errors = finish(start(script, *FLAGS[:3], "1"))
+    code, output, errors = finish(fork(script, *FLAGS[:3], "1"))
     assert (code, output) == (2, "")
     [line] = errors.splitlines()
     assert "--epochs 1" in line

@@ -77,7 +77,7 @@ def test_edit_to_fashion_mnist(projects, tmp_path):
     script.write_text(text, encoding="utf-8")
     env = environment(KERAS_HOME=str(tmp_path / "keras"))
     flags = ("--epochs", "2", "--learning-rate", "1e-3")
-    output = train(script, *flags, env=env)
+    output = train(script, *flags, env=env, begin=start)
     assert "31 steps an epoch, which drops 16 of 2000 examples" in output
     assert read_numbers(tmp_path / "run")[-1]["accuracy"] > 0.9
     # The tutorial's network: 320 + 18,496 + 102,464 + 650 weights.

@@ -44,7 +44,7 @@ from pathlib import Path
 
 if __name__ in ("__main__", "__mp_main__"):  # until `main` listens: no traceback of the imports
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(143))
+        signal.signal(number, lambda *_: os._exit(143))  # NumPy would catch an exception
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # whatever ~/.keras/keras.json prefers
 stderr = os.dup(2)
@@ -206,8 +206,9 @@ def create_preprocessor():
         if config.exists():  # one in a folder may have been made for less
             length = min(length, json.loads(config.read_text())["config"]["max_sequence_length"])
         return create.from_preset(INIT_CHECKPOINT, sequence_length=length)
-    if INIT_CHECKPOINT and Path(INIT_CHECKPOINT, "vocabulary.txt").exists():
-        vocabulary = Path(INIT_CHECKPOINT, "vocabulary.txt").read_text("utf-8").split("\n")
+    path = Path(INIT_CHECKPOINT or "")  # a run, or its checkpoint or export
+    if runs := [folder for folder in (path, *path.parents) if (folder / LOG).exists()]:
+        vocabulary = (runs[0] / "vocabulary.txt").read_text("utf-8").split("\n")
     else:
         texts, _ = read_splits()[0]
         text = " ".join(np.concatenate(tf.nest.flatten(texts))).lower()
@@ -666,7 +667,7 @@ times = {"all": 0.0, "waiting": 0.0}  # seconds, in the loops of this process
 
 
 def advise_on_input(seconds, waited):
-    """Says it, once, when data are what training waits for."""
+    """Says it when data become what training waits for."""
     was_told = times["waiting"] > max(1, times["all"] / 5)
     times["all"] += seconds
     times["waiting"] += waited
@@ -1503,20 +1504,20 @@ def load_weights(path):
     except Exception as error:  # of a dozen kinds, by what is missing or damaged
         reason = str(error).partition("\n")[0]
         refuse(f"--init-checkpoint {path} is no run, .keras file or SavedModel ({reason})")
-    known = [x for x in model.weights if x.path in values]
-    fit = [x for x in known if x.shape == values[x.path].shape]
+    fit = [x for x in model.weights if x.path in values and x.shape == values[x.path].shape]
     if not fit:
         refuse(f"--init-checkpoint {path} has no weight that fits, of {model.weights[0].path}, …")
-    with strategy.scope():
-        for weight in fit:
-            weight.assign(values[weight.path])
     say(f"{path}: loaded {len(fit)} of {len(model.weights)} weights")
-    for x in known:
-        if x.shape != values[x.path].shape:
-            say(f"  skipped for its shape: {x.path} {values[x.path].shape}, here {x.shape}")
-    for x in model.weights:
-        if x.path not in values:
-            say(f"  left new: {x.path}")
+    for weight in model.weights:
+        name = weight.path
+        if name not in values:
+            say(f"  left new: {name}")
+        elif weight.shape != values[name].shape:
+            say(f"  skipped for its shape: {name} {values[name].shape}, here {weight.shape}")
+        else:
+            say(f"  loaded: {name}")
+            with strategy.scope():
+                weight.assign(values[name])
 
 
 def evaluate_continuously(iterator, steps):
@@ -1554,8 +1555,11 @@ def smoke(argv):
     folder = Path(f"{args.run_dir}-smoke")
     if folder.exists():
         refuse(f"--smoke would work in {folder} and remove it, but it exists; remove it first")
+    # The last of a flag counts: there are six steps.
+    argv += ["--run-dir", str(folder), "--epochs", "2", "--checkpoint-every-steps", "2"]
+    argv += ["--warmup-steps", str(min(2, args.warmup_steps or 0))]
+    argv += ["--profile", "1,2"] if args.profile else []
     try:
-        argv += ["--run-dir", str(folder), "--epochs", "2", "--checkpoint-every-steps", "2"]
         for breaks_off in (True, False):  # each in a process of its own, like a run that was killed
             process = multiprocessing.get_context("spawn").Process(
                 target=train_a_little, args=(argv, breaks_off)
@@ -1669,7 +1673,13 @@ def parse_arguments(argv):
         metavar="N",
         help="go back to the last checkpoint and on with other data, N times at most [0]",
     )
+    # {% if cookiecutter.task == "text_classification" %}
+    add(
+        "--init-checkpoint", metavar="PATH", help="first weights: preset, run, .keras or SavedModel"
+    )
+    # {% else %}
     add("--init-checkpoint", metavar="PATH", help="first weights: a run, .keras file or SavedModel")
+    # {% endif %}
     add("--timeout", type=positive_number, help="seconds, of --mode continuous_evaluate")
     add("--profile", type=step_range, metavar="FIRST,LAST", help="steps, for TensorBoard")
     add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
@@ -1693,6 +1703,8 @@ def main(argv=None):
     CLIP_NORM, PRECISION, EPOCHS, SEED = args.clip_norm, args.precision, args.epochs, args.seed
     INIT_CHECKPOINT = args.init_checkpoint
     WORKER, WORKERS = read_tf_config()
+    if args.mode == "continuous_evaluate" and WORKERS > 1:
+        refuse("--mode continuous_evaluate is for one worker; unset TF_CONFIG for it")
     if args.smoke:
         return smoke([argument for argument in argv if argument != "--smoke"])
     # AutoGraph's files go there too: an end by a signal leaves it no time to remove them.
@@ -1772,7 +1784,7 @@ def main(argv=None):
         say(f"test {describe(test(test_iterator, test_steps))}  of {checkpoint_path}")
         return 0
     if args.mode == "continuous_evaluate":
-        run_dir = Path(args.run_dir, "evaluator" if WORKER == 0 else scratch)
+        run_dir = Path(args.run_dir, "evaluator")
         evaluate_continuously(validation_iterator, validation_steps)
         return 0
     state = create_state()
@@ -1825,6 +1837,7 @@ def main(argv=None):
         if args.patience and epoch - best_epoch >= args.patience:
             say(f"stopped: no lower validation loss than epoch {best_epoch}'s since")
             break
+    profile(math.inf)  # has ended, unless --patience has ended the run in it
     wait_for_save()
     in_training = False
     if stop.numpy():
