@@ -294,14 +294,14 @@ def test_evaluator_follows_a_run(by, script, tmp_path):
         cluster = {"worker": ["localhost:1", "localhost:2"]}
         flags, env = (), environment(TF_CONFIG=json.dumps({"cluster": cluster, "task": task}))
     # Saved at the ends of epochs alone, of which the run's log has the validation too.
-    run_flags = ("--epochs", "150", "--ema-momentum", "0.9", "--checkpoint-every-steps", "9999")
+    run_flags = ("--epochs", "250", "--ema-momentum", "0.9", "--checkpoint-every-steps", "9999")
     evaluator = fork(script, *flags, env=env)
     train(script, *run_flags)
     code, output, errors = finish(evaluator, timeout=60)
     assert (code, errors) == (0, "")
     lines = read_numbers(tmp_path / "run" / "evaluator")
     assert len(lines) >= 2
-    assert lines[-1]["step"] == 150 * 19
+    assert lines[-1]["step"] == 250 * 19
     of_run = join(read_numbers(tmp_path / "run"))
     for line in lines:
         for name, value in line.items():

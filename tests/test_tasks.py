@@ -160,16 +160,14 @@ def test_preset_that_there_is_not_is_refused(projects, tmp_path):
     assert "preset" in line
 
 
-def test_earlier_run_gives_weights_and_vocabulary(projects, tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
-    source = projects["text_classification"] / "train.py"
-    train(edit(source, first, FEW), "--epochs", "1")
-    fewer = (FEW[0], FEW[1].replace("order[:800]", "order[-800:]"))
-    output = train(edit(source, second, fewer), "--epochs", "1", "--init-checkpoint", first / "run")
+@pytest.mark.parametrize("source", ["", "checkpoints/best/ckpt-5", "export/model.keras"])
+def test_earlier_run_gives_weights_and_vocabulary(source, projects, first_runs, tmp_path):
+    first = first_runs["text_classification"]
+    others = (FEW[0], FEW[1].replace("order[:800]", "order[-800:]"))
+    script = edit(projects["text_classification"] / "train.py", tmp_path, others)
+    output = train(script, "--epochs", "1", "--init-checkpoint", first / source)
     assert re.search(r"loaded (\d+) of \1 weights", output)
-    one, other = (x / "run" / "vocabulary.txt" for x in (first, second))
+    one, other = (run / "vocabulary.txt" for run in (first, tmp_path / "run"))
     assert one.read_bytes() == other.read_bytes()
 
 
