@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import time
 
@@ -307,6 +308,14 @@ def test_evaluator_follows_a_run(by, script, tmp_path):
         for name, value in line.items():
             if name not in ("split", "step"):
                 assert value == pytest.approx(of_run["validation", line["step"], name], rel=1e-6)
+
+
+def test_evaluator_passes_over_what_is_removed_meanwhile(script, train_once, tmp_path):
+    shutil.copytree(train_once(*SHORT), tmp_path / "run")
+    old = "        if step > seen and not find_damage(path):\n"
+    removed = '            [os.remove(x) for x in Path(path).parent.glob("ckpt-38.*")]\n'
+    train(edit(script, tmp_path, (old, old + removed)), "--mode", "continuous_evaluate")
+    assert [x["step"] for x in read_numbers(tmp_path / "run" / "evaluator")] == [19]
 
 
 def test_evaluator_waits_no_longer_than_timeout(script, tmp_path):

@@ -1532,9 +1532,13 @@ def evaluate_continuously(iterator, steps):
         step = max(list_checkpoints("last"), default=0)
         path = str(folder / "checkpoints" / "last" / f"ckpt-{step}")
         if step > seen and not find_damage(path):
-            restore({"model": model_values()}, path)
-            if any(x.startswith("averages/") for x, _ in tf.train.list_variables(path)):
-                restore({"averages": {x.path: x.value for x in model.trainable_variables}}, path)
+            try:
+                restore({"model": model_values()}, path)
+                if any(x.startswith("averages/") for x, _ in tf.train.list_variables(path)):
+                    weights = {x.path: x.value for x in model.trainable_variables}
+                    restore({"averages": weights}, path)
+            except tf.errors.NotFoundError:  # removed meanwhile, since there are newer ones
+                continue
             values = evaluate(distributed_validation_step, validation_metrics, iterator, steps)
             run_dir.mkdir(exist_ok=True)
             log("validation", step, math.ceil(step / STEPS_PER_EPOCH), values)
