@@ -8,7 +8,18 @@ import textwrap
 
 import numpy as np
 import pytest
-from conftest import FEW, TASKS, ask_child, edit, environment, finish, read_numbers, start, train
+from conftest import (
+    FEW,
+    TASKS,
+    ask_child,
+    edit,
+    environment,
+    finish,
+    fork,
+    read_numbers,
+    start,
+    train,
+)
 
 
 def uncomment(text, first, last):
@@ -169,6 +180,14 @@ def test_earlier_run_gives_weights_and_vocabulary(source, projects, first_runs, 
     assert re.search(r"loaded (\d+) of \1 weights", output)
     one, other = (run / "vocabulary.txt" for run in (first, tmp_path / "run"))
     assert one.read_bytes() == other.read_bytes()
+
+
+def test_run_of_another_task_is_refused(projects, first_runs, tmp_path):
+    script = edit(projects["text_classification"] / "train.py", tmp_path, FEW)
+    code, _, errors = finish(fork(script, "--init-checkpoint", first_runs["image_classification"]))
+    assert code == 2
+    [line] = errors.splitlines()
+    assert "has no weight that fits" in line
 
 
 def test_warm_up_of_the_tutorial(projects, tmp_path):

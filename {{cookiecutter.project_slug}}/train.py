@@ -206,9 +206,12 @@ def create_preprocessor():
         if config.exists():  # one in a folder may have been made for less
             length = min(length, json.loads(config.read_text())["config"]["max_sequence_length"])
         return create.from_preset(INIT_CHECKPOINT, sequence_length=length)
-    path = Path(INIT_CHECKPOINT or "")  # a run, or its checkpoint or export
-    if runs := [folder for folder in (path, *path.parents) if (folder / LOG).exists()]:
-        vocabulary = (runs[0] / "vocabulary.txt").read_text("utf-8").split("\n")
+    kept = []
+    if INIT_CHECKPOINT:  # a run, or a checkpoint or an export in one
+        folders = [Path(INIT_CHECKPOINT), *Path(INIT_CHECKPOINT).parents]
+        kept = [x / "vocabulary.txt" for x in folders if (x / LOG).exists()]
+    if kept and kept[0].exists():
+        vocabulary = kept[0].read_text("utf-8").split("\n")
     else:
         texts, _ = read_splits()[0]
         text = " ".join(np.concatenate(tf.nest.flatten(texts))).lower()
@@ -591,7 +594,7 @@ def train(iterator, epoch):
 
 def validate(iterator, steps):
     """Returns the loss and metrics of the validation split, or None if a signal came."""
-    exchange_averages()
+    exchange_averages()  # of no effect without --ema-momentum
     values = evaluate(distributed_validation_step, validation_metrics, iterator, steps)
     exchange_averages()
     return values
@@ -1085,16 +1088,6 @@ def create_state():
     }
 
 
-def create_replica_variable(value):
-    """Returns a variable that each replica assigns for itself, and that reads as the first's."""
-    return tf.Variable(
-        value,
-        trainable=False,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-
-
 def model_values():
     """Returns the variables by path: as a Keras object, the model would be saved without the
     random state of its layers."""
@@ -1504,20 +1497,21 @@ def load_weights(path):
     except Exception as error:  # of a dozen kinds, by what is missing or damaged
         reason = str(error).partition("\n")[0]
         refuse(f"--init-checkpoint {path} is no run, .keras file or SavedModel ({reason})")
-    fit = [x for x in model.weights if x.path in values and x.shape == values[x.path].shape]
+    shapes = {name: value.shape for name, value in values.items()}
+    fit = {x.path for x in model.weights if shapes.get(x.path) == x.shape}
     if not fit:
         refuse(f"--init-checkpoint {path} has no weight that fits, of {model.weights[0].path}, …")
     say(f"{path}: loaded {len(fit)} of {len(model.weights)} weights")
     for weight in model.weights:
         name = weight.path
-        if name not in values:
-            say(f"  left new: {name}")
-        elif weight.shape != values[name].shape:
-            say(f"  skipped for its shape: {name} {values[name].shape}, here {weight.shape}")
-        else:
+        if name in fit:
             say(f"  loaded: {name}")
             with strategy.scope():
                 weight.assign(values[name])
+        elif name in values:
+            say(f"  skipped for its shape: {name} {shapes[name]}, here {weight.shape}")
+        else:
+            say(f"  left new: {name}")
 
 
 def evaluate_continuously(iterator, steps):
@@ -1677,13 +1671,7 @@ def parse_arguments(argv):
         metavar="N",
         help="go back to the last checkpoint and on with other data, N times at most [0]",
     )
-    # {% if cookiecutter.task == "text_classification" %}
-    add(
-        "--init-checkpoint", metavar="PATH", help="first weights: preset, run, .keras or SavedModel"
-    )
-    # {% else %}
-    add("--init-checkpoint", metavar="PATH", help="first weights: a run, .keras file or SavedModel")
-    # {% endif %}
+    add("--init-checkpoint", metavar="PATH", help="of the first weights: see README.md")
     add("--timeout", type=positive_number, help="seconds, of --mode continuous_evaluate")
     add("--profile", type=step_range, metavar="FIRST,LAST", help="steps, for TensorBoard")
     add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
@@ -1774,7 +1762,12 @@ def main(argv=None):
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
         if CLIP_NORM:
-            gradient_norm = create_replica_variable(0.0)
+            gradient_norm = tf.Variable(  # which each replica assigns for itself
+                0.0,
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
         if args.ema_momentum:
             averages = {x.path: tf.Variable(x.value) for x in model.trainable_variables}
     if args.jit_compile:
