@@ -443,7 +443,10 @@ def test_lost_worker_is_named(index, script, tmp_path):
     wait_for_lines(tmp_path / "run", 2, workers[0])
     workers[index].kill()
     code, _, errors = finish(workers[1 - index], timeout=30)
-    assert (code, errors) == (143, f"train.py: worker {index} is lost; start all workers again\n")
+    assert (code, errors) == (
+        143,
+        f"train.py: stopped: worker {index} is lost; start all workers again\n",
+    )
     finish(workers[index])
     assert len(list((tmp_path / "scratch").iterdir())) == 1  # of the killed one
 
@@ -463,5 +466,5 @@ def test_exception_in_a_hook_keeps_its_traceback_and_ends_the_others(index, scri
     assert "Traceback" in ends[index][2]
     assert "assert_less" in ends[index][2]
     assert ends[1 - index][0] == 143
-    assert ends[1 - index][2].startswith(f"train.py: worker {index} is lost")
+    assert ends[1 - index][2].startswith(f"train.py: stopped: worker {index} is lost")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["workers"] == 2

@@ -83,7 +83,11 @@ def test_edit_to_fashion_mnist(projects, tmp_path):
         "(images, labels), test = keras.datasets.fashion_mnist.load_data()",
         "return [tf.data.Dataset.from_tensor_slices((x[..., None], y)) for x, y in splits]",
     )
-    text = uncomment(text, "model = keras.Sequential(", ")")
+    text = uncomment(
+        text,
+        "model = keras.Sequential([keras.Input([28, 28, 1]), keras.layers.Rescaling(1 / 255)])",
+        'model.add(keras.layers.Dense(10, dtype="float32"))',
+    )
     script = tmp_path / "train.py"
     script.write_text(text, encoding="utf-8")
     env = environment(KERAS_HOME=str(tmp_path / "keras"))

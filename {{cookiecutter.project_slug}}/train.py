@@ -24,6 +24,7 @@ section 4 if your step is another; each place is marked TODO(you).
 import argparse
 import atexit
 import concurrent.futures
+import contextlib
 import functools
 import importlib.util
 import json
@@ -32,6 +33,7 @@ import multiprocessing
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -195,7 +197,7 @@ def is_preset():
 def create_preprocessor():
     """Returns the layer that turns texts, or pairs of them, into what BERT reads. Its vocabulary
     is that of a preset, or of the run that --init-checkpoint names; or else the words of the
-    training texts, and all characters, for words that it lacks."""
+    training texts, and [UNK] for others."""
     import collections
 
     import keras_hub
@@ -216,12 +218,11 @@ def create_preprocessor():
         texts, _ = read_splits()[0]
         text = " ".join(np.concatenate(tf.nest.flatten(texts))).lower()
         counts = collections.Counter(re.findall(r"[^\W_]+|[^\w\s]|_", text))
-        # Words that came once stay out: else nothing would train the characters.
+        # Words that came once stay out: else nothing would train [UNK].
         words = [word for word, count in counts.most_common(30_000) if count > 1]
-        # In the order of their code points, since that of a set differs from process to process.
-        characters = sorted(set("".join(counts)))
-        pieces = [*characters, *(f"##{character}" for character in characters), *words]
-        vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(pieces)]
+        # Chinese is split into characters. Sorted, since the order of a set differs each time.
+        words = dict.fromkeys([*words, *sorted(set("".join(counts)))])
+        vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
     tokenizer = keras_hub.models.BertTokenizer(vocabulary, lowercase=True)
     return create(tokenizer, sequence_length=SEQUENCE_LENGTH)
 
@@ -299,19 +300,13 @@ def create_model_and_optimizer(strategy):
         )
         # For Fashion-MNIST, the network of tensorflow.org/tutorials/distribute/custom_training,
         # with --epochs 10 --learning-rate 1e-3:
-        #     model = keras.Sequential(
-        #         [
-        #             keras.Input([28, 28, 1]),
-        #             keras.layers.Rescaling(1 / 255),
-        #             keras.layers.Conv2D(32, 3, activation="relu"),
-        #             keras.layers.MaxPooling2D(),
-        #             keras.layers.Conv2D(64, 3, activation="relu"),
-        #             keras.layers.MaxPooling2D(),
-        #             keras.layers.Flatten(),
-        #             keras.layers.Dense(64, activation="relu"),
-        #             keras.layers.Dense(10, dtype="float32"),
-        #         ]
-        #     )
+        #     model = keras.Sequential([keras.Input([28, 28, 1]), keras.layers.Rescaling(1 / 255)])
+        #     for filters in (32, 64):
+        #         model.add(keras.layers.Conv2D(filters, 3, activation="relu"))
+        #         model.add(keras.layers.MaxPooling2D())
+        #     model.add(keras.layers.Flatten())
+        #     model.add(keras.layers.Dense(64, activation="relu"))
+        #     model.add(keras.layers.Dense(10, dtype="float32"))
         optimizer = keras.optimizers.Adam(learning_rate())
         # {% elif cookiecutter.task == "text_classification" %}
         # This one has the shape of keras_hub.models.BertTextClassifier.
@@ -404,48 +399,27 @@ def compute_loss(labels, predictions, sample_weight):
 # ----------------------------------------------------------------------------------------------
 
 
-def compute_gradients(features, labels, sample_weight):
-    """The forward and backward pass on one replica. This is what --jit-compile compiles: the
-    optimizer sums over replicas, which XLA can't do on CPUs."""
+def compute_gradients(batch):
+    """Returns one replica's part of the loss, [], and its gradients; counts the batch in the
+    metrics. This is what --jit-compile compiles: XLA can't sum over replicas on CPUs."""
+    # TODO(you): another unpacking; a second model and optimizer, of a GAN say.
+    features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # for mixed_float16; otherwise the loss
-    return loss, predictions, tape.gradient(scaled_loss, model.trainable_variables)
-
-
-def forward_and_backward(batch):
-    """Returns the loss of one replica's batch, [], and its gradients; counts it in the metrics."""
-    # TODO(you): another unpacking; a second model and optimizer, of a GAN say.
-    features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    loss, predictions, gradients = compute_gradients(features, labels, sample_weight)
     for metric in train_metrics:
         metric.update_state(labels, predictions, sample_weight)
-    return loss, gradients
+    return loss, tape.gradient(scaled_loss, model.trainable_variables)
 
 
 def train_step(batch):
     """Updates the model with one replica's batch. Returns its part of the loss, []."""
-    if ACCUMULATION_STEPS == 1:
-        loss, gradients = forward_and_backward(batch)
-    else:
-        loss, gradients = accumulate(batch)
-    update_weights(gradients)
-    return loss
-
-
-def update_weights(gradients):
-    """Updates the weights by the sum of all replicas' gradients."""
+    loss, gradients = compute_gradients(batch) if ACCUMULATION_STEPS == 1 else accumulate(batch)
     if CLIP_NORM or PRECISION == "mixed_float16":
-        # The norm of one replica's gradients is not the batch's (tensorflow#33929), and an overflow
-        # on one replica has to be seen by all. As `apply` sums once more, each gets its share.
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        context = tf.distribute.get_replica_context()
-        gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
-        if CLIP_NORM:
-            gradients = clip(gradients)
-        gradients = [gradient / context.num_replicas_in_sync for gradient in gradients]
+        gradients = sum_and_clip(gradients)
     optimizer.apply(gradients, model.trainable_variables)  # of all replicas, summed
+    return loss
 
 
 def validation_step(batch):
@@ -549,9 +523,10 @@ def train(iterator, epoch):
     first_step, last_step = (epoch - 1) * STEPS_PER_EPOCH, epoch * STEPS_PER_EPOCH
     if step == first_step:
         state["loss_sum"].assign(0.0)
-        reset(train_metrics)
+        for metric in train_metrics:
+            metric.reset_state()
     seconds = waited = 0.0
-    profile_first, profile_last = args.profile or (1, 0)
+    profile_first, profile_last = args.profile
     while step < last_step:
         ends = [
             last_step,
@@ -573,7 +548,7 @@ def train(iterator, epoch):
             continue
         if step == last_step or (step - first_step) % args.steps_per_loop == 0:
             values = {
-                **train_results(step - first_step),
+                **results(state["loss_sum"].numpy() / (step - first_step), train_metrics),
                 "learning_rate": float(optimizer.learning_rate.numpy()),
                 **({"gradient_norm": float(gradient_norm.read_value())} if CLIP_NORM else {}),
                 "examples_per_second": (step - logged) * GLOBAL_BATCH_SIZE / seconds,
@@ -589,7 +564,8 @@ def train(iterator, epoch):
             end_on_signal()
         if saves and step < last_step:
             save("last")
-    return train_results(STEPS_PER_EPOCH)  # of an epoch whose end was restored
+    # Of an epoch whose end was restored:
+    return results(state["loss_sum"].numpy() / STEPS_PER_EPOCH, train_metrics)
 
 
 def validate(iterator, steps):
@@ -606,22 +582,14 @@ def test(iterator, steps):
 
 
 def evaluate(distributed_step, metrics, iterator, steps):
-    reset(metrics)
-    loss, stopped = run_evaluation_steps(distributed_step, iterator, tf.constant(steps))
-    return None if stopped else {"loss": float(loss), **results(metrics)}
-
-
-def reset(metrics):
     for metric in metrics:
         metric.reset_state()
+    loss, stopped = run_evaluation_steps(distributed_step, iterator, tf.constant(steps))
+    return None if stopped else results(loss, metrics)
 
 
-def results(metrics):
-    return {metric.name: float(metric.result()) for metric in metrics}
-
-
-def train_results(steps):
-    return {"loss": float(state["loss_sum"].numpy()) / steps, **results(train_metrics)}
+def results(loss, metrics):
+    return {"loss": float(loss), **{metric.name: float(metric.result()) for metric in metrics}}
 
 
 # ----------------------------------------------------------------------------------------------
@@ -635,10 +603,10 @@ def refuse(message):
     raise SystemExit(2)
 
 
-def fail(message):
-    """Ends a run that went wrong by itself: one line, exit code 1."""
+def fail(message, code=1):
+    """Ends a run that can't go on, for no fault of the input: one line."""
     print(f"train.py: stopped: {message}", file=sys.stderr)
-    raise SystemExit(1)
+    raise SystemExit(code)
 
 
 # What it says ---------------------------------------------------------------------------------
@@ -687,7 +655,7 @@ profiling: bool = False
 def profile(step):
     """Begins the profile of --profile at its first step, and ends it at its last."""
     global profiling
-    first, last = args.profile or (1, 0)
+    first, last = args.profile
     if (first <= step + 1 <= last) != profiling:
         profiling = not profiling
         if profiling:
@@ -773,37 +741,32 @@ def leave(code, wait=True):
 
 
 def explain(error):
-    """Prints what ended the run, in one line unless it is the hooks' doing. Returns the code to
-    exit with."""
-    if "No space left on device" in str(error):
+    """Ends a run that an exception has ended, with one line unless it is the hooks' doing."""
+    text = str(error)
+    if "No space left on device" in text:
         size = sum(x.numpy().nbytes for x in tf.nest.flatten(snapshot))
-        print(
-            f"train.py: stopped: the disk of {run_dir.resolve()} is full: it has "
-            f"{shutil.disk_usage(run_dir).free:,} bytes left, and a checkpoint takes {size:,}. The "
-            "last whole one is kept; make room, and the same command goes on",
-            file=sys.stderr,
+        fail(
+            f"the disk of {run_dir.resolve()} is full: it has {shutil.disk_usage(run_dir).free:,} "
+            f"bytes left, and a checkpoint takes {size:,}. The last whole one is kept; make room, "
+            "and the same command goes on"
         )
-        return 1
-    if args.jit_compile and "XLA" in str(error):
-        operations = sorted(set(re.findall(r"(\w+) \(No registered", str(error)))) or ["this step"]
-        print(
-            f"train.py: error: --jit-compile: XLA can't compile {', '.join(operations)}; leave the "
-            "flag out, or do without that in the model and its loss",
-            file=sys.stderr,
+    if args.jit_compile and "XLA" in text:
+        operations = sorted(set(re.findall(r"(\w+) \(No registered", text))) or ["this step"]
+        refuse(
+            f"--jit-compile: XLA can't compile {', '.join(operations)}; leave the flag out, or do "
+            "without that in the model, its loss and its metrics"
         )
-        return 2
     # What a collective operation ends in when a worker is gone.
     lost = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
-    if WORKERS > 1 and (lost or "coordination" in str(error).lower()):
+    if WORKERS > 1 and (lost or "coordination" in text.lower()):
         # The error names it among others, as /job:worker/task:1 or /job:worker/replica:0/task:1.
         task = json.loads(os.environ["TF_CONFIG"])["task"]
-        tasks = re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", str(error))
+        tasks = re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", text)
         names = {f"{job} {index}" for job, index in tasks} - {f"{task['type']} {task['index']}"}
         names = " and ".join(sorted(names)) or "another worker"
-        print(f"train.py: {names} is lost; start all workers again", file=sys.stderr)
-        return 143
+        fail(f"{names} is lost; start all workers again", code=143)
     traceback.print_exception(error)
-    return 1
+    raise SystemExit(1)
 
 
 # Where the replicas are -----------------------------------------------------------------------
@@ -822,15 +785,13 @@ def read_tf_config():
         if job == "evaluator":  # alone, beside the cluster
             args.mode = "continuous_evaluate"
             return 0, 1
-        cluster = {name: cluster[name] for name in cluster if name != "evaluator"}
         for name, addresses in cluster.items():
-            if not isinstance(addresses, list):
-                raise ValueError(f'"{name}" should be a list of addresses, not {addresses!r}')
-            if name not in ("chief", "worker"):
+            if name not in ("chief", "worker", "evaluator") or not isinstance(addresses, list):
                 raise ValueError(
-                    f'the jobs of synchronous training are chief and worker, not "{name}"'
+                    "synchronous training has the jobs chief and worker, each a list of addresses, "
+                    f'not "{name}": {addresses!r}'
                 )
-        if job not in cluster or index not in range(len(cluster[job])):
+        if index not in range(len(cluster.get(job, []))):
             raise ValueError(f"the cluster has no {job} {index}, which the task says this is")
     except KeyError as key:
         refuse(f"TF_CONFIG has no {key}; it should be like {example}")
@@ -842,18 +803,16 @@ def read_tf_config():
 
 def check_batch(replicas):
     """Refuses a batch that can't be shared out equally, with the nearest that can."""
-    parts = replicas * ACCUMULATION_STEPS
-    if GLOBAL_BATCH_SIZE % parts == 0:
-        return
-    below = GLOBAL_BATCH_SIZE // parts * parts
+    batch, parts = GLOBAL_BATCH_SIZE, replicas * ACCUMULATION_STEPS
+    below, counts = batch // parts * parts, [n for n in range(1, batch + 1) if batch % n == 0]
     sharers = f"{replicas} replica{'s' * (replicas > 1)}"
     sharers += f" in {ACCUMULATION_STEPS} parts each" * (ACCUMULATION_STEPS > 1)
-    counts = [n for n in range(1, GLOBAL_BATCH_SIZE + 1) if GLOBAL_BATCH_SIZE % n == 0]
-    refuse(
-        f"--global-batch-size {GLOBAL_BATCH_SIZE} can't be shared equally by {sharers}; "
-        f"{f'{below} or {below + parts}' if below else parts} can. A run that has begun keeps its "
-        f"batch, which {', '.join(map(str, counts))} replicas can share"
-    )
+    if batch % parts:
+        refuse(
+            f"--global-batch-size {batch} can't be shared equally by {sharers}; "
+            f"{f'{below} or ' * (below > 0)}{below + parts} can. A run that has begun keeps its "
+            f"batch, which {', '.join(map(str, counts))} replicas can share"
+        )
 
 
 def create_strategy():
@@ -936,25 +895,32 @@ def accumulate(batch):
     """Returns the sums of the losses and of the gradients of the parts of a batch, which take the
     memory of one part: those of the whole batch, to rounding."""
 
-    def forward_and_backward_part(i):
+    def compute_gradients_of_part(i):
         parts = [ACCUMULATION_STEPS, -1]
         part = tf.nest.map_structure(lambda x: tf.reshape(x, [*parts, *x.shape[1:]])[i], batch)
-        loss, gradients = forward_and_backward(part)
+        loss, gradients = compute_gradients(part)
         # Those of an embedding are IndexedSlices, which a loop in the graph can't sum.
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
-    sums = forward_and_backward_part(0)
+    sums = compute_gradients_of_part(0)
     for i in tf.range(1, ACCUMULATION_STEPS):
-        sums = tf.nest.map_structure(tf.add, sums, forward_and_backward_part(i))
+        sums = tf.nest.map_structure(tf.add, sums, compute_gradients_of_part(i))
     return sums
 
 
-def clip(gradients):
-    """Shrinks the gradients of a batch to a norm of at most CLIP_NORM, all by one factor."""
-    scale = optimizer.scale_loss(1.0)  # theirs, with mixed_float16; otherwise 1
-    norm = tf.linalg.global_norm(gradients)
-    gradient_norm.assign(norm / scale)
-    return tf.clip_by_global_norm(gradients, CLIP_NORM * scale, use_norm=norm)[0]
+def sum_and_clip(gradients):
+    """Returns the sums over all replicas, shrunk to a norm of at most CLIP_NORM: the norm of one
+    replica's gradients is not the batch's (tensorflow#33929). With mixed_float16, an overflow on
+    one replica is so seen by all. As the optimizer sums once more, each gets its share."""
+    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    context = tf.distribute.get_replica_context()
+    gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+    if CLIP_NORM:
+        scale = optimizer.scale_loss(1.0)  # theirs, with mixed_float16; otherwise 1
+        norm = tf.linalg.global_norm(gradients)
+        gradient_norm.assign(norm / scale)
+        gradients, _ = tf.clip_by_global_norm(gradients, CLIP_NORM * scale, use_norm=norm)
+    return [gradient / context.num_replicas_in_sync for gradient in gradients]
 
 
 def update_averages():
@@ -968,17 +934,13 @@ def update_averages():
         strategy.extended.update(averages[weight.path], move, args=(weight.value,))
 
 
-@tf.function
 def exchange_averages():
     """Puts the averages where the weights are, and the weights where the averages are."""
-
-    def exchange(weight, average):
-        raw = tf.identity(weight)
-        weight.assign(average)
-        average.assign(raw)
-
     for weight in model.trainable_variables if averages else []:
-        strategy.extended.update(weight.value, exchange, args=(averages[weight.path],))
+        raw, average = weight.numpy(), averages[weight.path]
+        with strategy.scope():
+            weight.assign(average.numpy())
+            average.assign(raw)
 
 
 # Input ----------------------------------------------------------------------------------------
@@ -1312,15 +1274,13 @@ def find_checkpoint(which, last_step=math.inf):
 
 def find_start():
     """Returns the path of the checkpoint to resume from, or None."""
-    best = max(list_checkpoints("best"), default=None)
-    if best is None:
-        return find_checkpoint("last")
-    path = f"{args.run_dir}/checkpoints/best/ckpt-{best}"
-    damage = find_damage(path)
-    if not damage:
-        return find_checkpoint("last")
-    say(f"{path} is damaged, and will be made again: {damage}")
-    return find_checkpoint("last", best)
+    for best in list_checkpoints("best")[:1]:
+        path = f"{args.run_dir}/checkpoints/best/ckpt-{best}"
+        damage = find_damage(path)
+        if damage:
+            say(f"{path} is damaged, and will be made again: {damage}")
+            return find_checkpoint("last", best)
+    return find_checkpoint("last")
 
 
 def create_managers():
@@ -1345,11 +1305,10 @@ def list_anew(which, steps):
         shutil.rmtree(unfinished)
     (folder / "checkpoint").unlink(missing_ok=True)
     if steps:
-        lines = [f'model_checkpoint_path: "ckpt-{steps[0]}"']
-        for step in sorted(steps):
-            lines.append(f'all_model_checkpoint_paths: "ckpt-{step}"')
-            lines.append("all_model_checkpoint_timestamps: 1.0")
-        replace_file(f"checkpoints/{which}/checkpoint", "\n".join(lines) + "\n")
+        path = 'all_model_checkpoint_paths: "ckpt-{}"\nall_model_checkpoint_timestamps: 1.0\n'
+        lines = [path.format(step) for step in sorted(steps)]
+        lines.append(f'model_checkpoint_path: "ckpt-{steps[0]}"\n')
+        replace_file(f"checkpoints/{which}/checkpoint", "".join(lines))
 
 
 def read_config():
@@ -1407,15 +1366,6 @@ def open_run_dir(config, step):
         # {% endif %}
     except OSError as error:
         refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another folder")
-
-
-def git_commit():
-    """Returns the commit of the script's folder, or None."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
-    except OSError:
-        return None
 
 
 # Weights out and in, and other ways to run -----------------------------------------------------
@@ -1497,21 +1447,20 @@ def load_weights(path):
     except Exception as error:  # of a dozen kinds, by what is missing or damaged
         reason = str(error).partition("\n")[0]
         refuse(f"--init-checkpoint {path} is no run, .keras file or SavedModel ({reason})")
-    shapes = {name: value.shape for name, value in values.items()}
-    fit = {x.path for x in model.weights if shapes.get(x.path) == x.shape}
+    fit = [x for x in model.weights if x.path in values and values[x.path].shape == x.shape]
     if not fit:
         refuse(f"--init-checkpoint {path} has no weight that fits, of {model.weights[0].path}, …")
     say(f"{path}: loaded {len(fit)} of {len(model.weights)} weights")
     for weight in model.weights:
-        name = weight.path
-        if name in fit:
+        name, value = weight.path, values.get(weight.path)
+        if value is None:
+            say(f"  left new: {name}")
+        elif value.shape != weight.shape:
+            say(f"  skipped for its shape: {name} {value.shape}, here {weight.shape}")
+        else:
             say(f"  loaded: {name}")
             with strategy.scope():
-                weight.assign(values[name])
-        elif name in values:
-            say(f"  skipped for its shape: {name} {shapes[name]}, here {weight.shape}")
-        else:
-            say(f"  left new: {name}")
+                weight.assign(value)
 
 
 def evaluate_continuously(iterator, steps):
@@ -1556,7 +1505,7 @@ def smoke(argv):
     # The last of a flag counts: there are six steps.
     argv += ["--run-dir", str(folder), "--epochs", "2", "--checkpoint-every-steps", "2"]
     argv += ["--warmup-steps", str(min(2, args.warmup_steps or 0))]
-    argv += ["--profile", "1,2"] if args.profile else []
+    argv += ["--profile", "1,2"] if any(args.profile) else []
     try:
         for breaks_off in (True, False):  # each in a process of its own, like a run that was killed
             process = multiprocessing.get_context("spawn").Process(
@@ -1604,24 +1553,11 @@ def whole_number(text, minimum=1):
     return int(text)
 
 
-def natural_number(text):
-    return whole_number(text, minimum=0)
-
-
-def positive_number(text):
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
-def fraction(text):
-    if positive_number(text) >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
-    return float(text)
+def positive_number(text, limit=math.inf):
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < limit:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and {limit}")
 
 
 def step_range(text):
@@ -1635,6 +1571,8 @@ def parse_arguments(argv):
     modes = ["train", "evaluate", "continuous_evaluate"]
     precisions = ["float32", "mixed_bfloat16", "mixed_float16"]
     strategies = ["auto", "one_device", "mirrored", "multi_worker", "tpu"]
+    natural_number = functools.partial(whole_number, minimum=0)
+    fraction = functools.partial(positive_number, limit=1)
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -1673,7 +1611,7 @@ def parse_arguments(argv):
     )
     add("--init-checkpoint", metavar="PATH", help="of the first weights: see README.md")
     add("--timeout", type=positive_number, help="seconds, of --mode continuous_evaluate")
-    add("--profile", type=step_range, metavar="FIRST,LAST", help="steps, for TensorBoard")
+    add("--profile", type=step_range, default=(0, 0), metavar="FIRST,LAST", help="for TensorBoard")
     add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
     add("--smoke", action="store_true", help="a few steps of everything; keeps nothing")
     return parser.parse_args(argv)
@@ -1723,11 +1661,13 @@ def main(argv=None):
     # {% if cookiecutter.task == "text_classification" %}
     WARMUP_STEPS = all_steps // 10 if args.warmup_steps is None else args.warmup_steps
     # {% endif %}
-    for flag, last in (("warmup-steps", WARMUP_STEPS), ("profile", max(args.profile or [0]))):
+    for flag, last in (("warmup-steps", WARMUP_STEPS), ("profile", max(args.profile))):
         if last > all_steps:
             refuse(f"--{flag}: step {last} is past the last one of {EPOCHS} epochs, {all_steps}")
 
     # 3. See what --run-dir holds.
+    command = f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD"
+    no_commit, commit = subprocess.getstatusoutput(command)  # no git, no repository: no commit
     config = {
         **vars(args),
         "strategy": strategy_name,
@@ -1736,7 +1676,7 @@ def main(argv=None):
         "train_examples": examples,
         "versions": {"python": platform.python_version()}
         | {package.__name__: package.__version__ for package in (tf, keras, np)},
-        "git_commit": git_commit(),
+        "git_commit": None if no_commit else commit,
     }
     if args.mode == "train":
         last_line = check_run_dir(config)
@@ -1858,11 +1798,12 @@ def main(argv=None):
 def run(argv=None):
     """Runs `main`, and ends the process with its exit code."""
     try:
-        code = main(argv)
+        try:
+            code = main(argv)
+        except Exception as error:
+            explain(error)
     except SystemExit as end:
         code = end.code
-    except Exception as error:
-        code = explain(error)
     if code:
         leave(code)
     sys.exit(0)

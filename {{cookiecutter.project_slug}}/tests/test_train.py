@@ -770,7 +770,7 @@ def check_loss_of_replicas():
 
 def check_gradients():
     batch = create_all(tf.distribute.get_strategy())
-    gradients, variables = train.compute_gradients(*batch)[-1], train.model.trainable_variables
+    gradients, variables = train.compute_gradients(batch)[-1], train.model.trainable_variables
     if not isinstance(gradients, list) or len(gradients) != len(variables):
         return  # a compute_gradients of your own, for several models say
     paths = [v.path for v, g in zip(variables, gradients, strict=True) if g is None]
