@@ -770,6 +770,7 @@ def check_loss_of_replicas():
 
 def check_gradients():
     batch = create_all(tf.distribute.get_strategy())
+    train.train_metrics = []  # which have checks of their own
     gradients, variables = train.compute_gradients(batch)[-1], train.model.trainable_variables
     if not isinstance(gradients, list) or len(gradients) != len(variables):
         return  # a compute_gradients of your own, for several models say
