@@ -82,7 +82,7 @@ SCHEDULE: str = "constant"  # --schedule
 WARMUP_STEPS: int = 0  # --warmup-steps
 # {% elif cookiecutter.task == "text_classification" %}
 GLOBAL_BATCH_SIZE: int = 128  # --global-batch-size: examples a step, of all replicas together
-EPOCHS: int = 8  # --epochs
+EPOCHS: int = 6  # --epochs
 LEARNING_RATE: float = 1e-3  # --learning-rate, at its highest; 3e-5 is usual for a preset
 SCHEDULE: str = "linear"  # --schedule
 WARMUP_STEPS: int = 0  # --warmup-steps; `main` makes it a tenth of all steps
