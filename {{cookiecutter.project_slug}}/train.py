@@ -33,7 +33,6 @@ import multiprocessing
 import os
 import platform
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -425,7 +424,7 @@ def train_step(batch):
 def validation_step(batch):
     """Returns the sums of one replica's losses and of its weights, each []. Sums, because the
     last batch is filled up with examples of weight 0, and a replica may have no others."""
-    # TODO(you): as in train_step; and in test_step.
+    # TODO(you): as in compute_gradients; and in test_step.
     features, labels, sample_weight = batch
     predictions = model(features, training=False)
     for metric in validation_metrics:
@@ -526,7 +525,7 @@ def train(iterator, epoch):
         for metric in train_metrics:
             metric.reset_state()
     seconds = waited = 0.0
-    profile_first, profile_last = args.profile
+    profile_first, profile_last = args.profile or (0, 0)
     while step < last_step:
         ends = [
             last_step,
@@ -655,7 +654,7 @@ profiling: bool = False
 def profile(step):
     """Begins the profile of --profile at its first step, and ends it at its last."""
     global profiling
-    first, last = args.profile
+    first, last = args.profile or (0, 0)
     if (first <= step + 1 <= last) != profiling:
         profiling = not profiling
         if profiling:
@@ -909,14 +908,14 @@ def accumulate(batch):
 
 
 def sum_and_clip(gradients):
-    """Returns the sums over all replicas, shrunk to a norm of at most CLIP_NORM: the norm of one
-    replica's gradients is not the batch's (tensorflow#33929). With mixed_float16, an overflow on
-    one replica is so seen by all. As the optimizer sums once more, each gets its share."""
+    """Returns a replica's share of the gradients summed over all of them, which the optimizer sums
+    once more, shrunk to a norm of at most CLIP_NORM. The norm of one replica's own gradients is not
+    the batch's (tensorflow#33929), and an overflow on one, in mixed_float16, all have to see."""
     gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
     context = tf.distribute.get_replica_context()
     gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
     if CLIP_NORM:
-        scale = optimizer.scale_loss(1.0)  # theirs, with mixed_float16; otherwise 1
+        scale = optimizer.scale_loss(1.0)  # of the gradients, with mixed_float16; otherwise 1
         norm = tf.linalg.global_norm(gradients)
         gradient_norm.assign(norm / scale)
         gradients, _ = tf.clip_by_global_norm(gradients, CLIP_NORM * scale, use_norm=norm)
@@ -1197,7 +1196,6 @@ def seed_replicas():
 
 
 # The run directory ----------------------------------------------------------------------------
-
 
 LOG = "metrics.jsonl"
 
@@ -1505,7 +1503,7 @@ def smoke(argv):
     # The last of a flag counts: there are six steps.
     argv += ["--run-dir", str(folder), "--epochs", "2", "--checkpoint-every-steps", "2"]
     argv += ["--warmup-steps", str(min(2, args.warmup_steps or 0))]
-    argv += ["--profile", "1,2"] if any(args.profile) else []
+    argv += ["--profile", "1,2"] if args.profile else []
     try:
         for breaks_off in (True, False):  # each in a process of its own, like a run that was killed
             process = multiprocessing.get_context("spawn").Process(
@@ -1611,7 +1609,7 @@ def parse_arguments(argv):
     )
     add("--init-checkpoint", metavar="PATH", help="of the first weights: see README.md")
     add("--timeout", type=positive_number, help="seconds, of --mode continuous_evaluate")
-    add("--profile", type=step_range, default=(0, 0), metavar="FIRST,LAST", help="for TensorBoard")
+    add("--profile", type=step_range, metavar="FIRST,LAST", help="steps, for TensorBoard")
     add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
     add("--smoke", action="store_true", help="a few steps of everything; keeps nothing")
     return parser.parse_args(argv)
@@ -1661,13 +1659,14 @@ def main(argv=None):
     # {% if cookiecutter.task == "text_classification" %}
     WARMUP_STEPS = all_steps // 10 if args.warmup_steps is None else args.warmup_steps
     # {% endif %}
-    for flag, last in (("warmup-steps", WARMUP_STEPS), ("profile", max(args.profile))):
+    for flag, last in (("warmup-steps", WARMUP_STEPS), ("profile", max(args.profile or [0]))):
         if last > all_steps:
             refuse(f"--{flag}: step {last} is past the last one of {EPOCHS} epochs, {all_steps}")
 
     # 3. See what --run-dir holds.
-    command = f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD"
-    no_commit, commit = subprocess.getstatusoutput(command)  # no git, no repository: no commit
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    has_git = shutil.which("git")
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if has_git else ""
     config = {
         **vars(args),
         "strategy": strategy_name,
@@ -1676,7 +1675,7 @@ def main(argv=None):
         "train_examples": examples,
         "versions": {"python": platform.python_version()}
         | {package.__name__: package.__version__ for package in (tf, keras, np)},
-        "git_commit": None if no_commit else commit,
+        "git_commit": commit or None,
     }
     if args.mode == "train":
         last_line = check_run_dir(config)
