@@ -59,7 +59,7 @@ def measure_script(script, replicas, seconds):
 
     Whole epochs are timed, as for fit, the second and the third: steps alone would leave out what
     a run does between them (log, validate, save), and how far the input runs ahead of them. The
-    times are those of the calls of `train`, once an epoch, and of `test`, after the last.
+    times are those of the calls of `train`, once a loop, and of `test`, after the last epoch.
     """
     create_datasets, steps = script.create_datasets, round(STEPS * seconds)
     calls = []
@@ -71,7 +71,7 @@ def measure_script(script, replicas, seconds):
 
     def note_calls(function):
         def noted(*arguments, **named):
-            calls.append((time.perf_counter(), peak_memory()))
+            calls.append((script.state["step"], time.perf_counter(), peak_memory()))
             return function(*arguments, **named)
 
         return noted
@@ -83,14 +83,15 @@ def measure_script(script, replicas, seconds):
         if code := script.main(flags):
             raise SystemExit(code)
         lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    (started, _), (ended, memory) = calls[1], calls[3]
+    started = next(began for step, began, _ in calls if step == steps)
+    _, ended, memory = calls[-1]
     logged = [line for line in map(json.loads, lines) if line["split"] == "train"]
     logged = [line["examples_per_second"] for line in logged if line["epoch"] > 1]
     return {
         "steps_per_second": 2 * steps / (ended - started),
         # Harmonic: the lines are of as many steps each, not of as many seconds.
         "logged": statistics.harmonic_mean(logged) / script.GLOBAL_BATCH_SIZE,
-        "traces": script.run_train_steps.experimental_get_tracing_count(),
+        "traces": script.run_steps.experimental_get_tracing_count(),
         "peak_memory": memory,  # of the training, as for fit
         "peak_memory_of_run": peak_memory(),  # with its test and its export
     }
@@ -134,6 +135,7 @@ def measure_fit(script, replicas, seconds, source, steps_per_execution, jit_comp
 def measure_limit(script, replicas, seconds):
     """Times the script's own step on one constant batch, in one graph: no input, no log."""
     tf = script.tf
+    script.args = script.parse_arguments([])
     script.strategy = create_strategy(script, replicas)
     script.model, script.optimizer = script.create_model_and_optimizer(script.strategy)
     script.loss_object = script.create_loss_objects(script.strategy)
@@ -142,7 +144,8 @@ def measure_limit(script, replicas, seconds):
         script.optimizer.build(script.model.trainable_variables)
     size = script.GLOBAL_BATCH_SIZE // replicas
     examples = next(iter(script.create_datasets()[0].batch(size)))
-    share = script.preprocess(examples, tf.zeros([size, 2], tf.int32), training=True)
+    features, labels = script.preprocess(examples, tf.zeros([size, 2], tf.int32), training=True)
+    share = features, labels, tf.ones([size])
     batch = script.strategy.experimental_distribute_values_from_function(lambda _: share)
 
     @tf.function
@@ -260,7 +263,8 @@ def print_table(replicas, rounds):
     )
     traces = max(r[SCRIPT]["traces"] for r in rounds)
     print(
-        f"{SCRIPT}: {speed:.0f} steps/s by its log, {memory:.0f} MiB with export, {traces} trace(s)"
+        f"{SCRIPT}: {speed:.0f} steps/s by its log, {memory:.0f} MiB with export, {traces} traces, "
+        "of training, validation and test"
     )
 
 

@@ -59,26 +59,30 @@ def time_epochs(script, epochs, run_dir):
     """Returns the seconds a step of each epoch, of which those of odd index are without saves
     inside, and the seconds that each call of `save` took."""
     create_datasets, train, save = script.create_datasets, script.train, script.save
-    seconds, saves = [], []
+    seconds, saves, started = [], [], 0.0
 
     def create_large_datasets():
         train_set, *others = create_datasets()
         return [train_set.repeat().take(STEPS * script.GLOBAL_BATCH_SIZE), *others]
 
-    def timed_train(*arguments):
-        script.args.checkpoint_every_steps = 10**9 if len(seconds) % 2 else 100
-        script.wait_for_save()
-        started = time.perf_counter()
-        values = train(*arguments)
-        script.wait_for_save()
-        seconds.append((time.perf_counter() - started) / STEPS)
-        print(f"{len(seconds)}: {1 / seconds[-1]:.1f} steps/s", file=sys.stderr)
+    def timed_train(iterator, steps):  # once a loop
+        nonlocal started
+        step = script.state["step"]
+        if step % STEPS == 0:
+            script.args.checkpoint_every_steps = 10**9 if len(seconds) % 2 else 100
+            script.wait_for_save()
+            started = time.perf_counter()
+        values = train(iterator, steps)
+        if (step + steps) % STEPS == 0:
+            script.wait_for_save()
+            seconds.append((time.perf_counter() - started) / STEPS)
+            print(f"{len(seconds)}: {1 / seconds[-1]:.1f} steps/s", file=sys.stderr)
         return values
 
-    def timed_save(*folders):
-        started = time.perf_counter()
-        save(*folders)
-        saves.append(time.perf_counter() - started)
+    def timed_save(*arguments):
+        began = time.perf_counter()
+        save(*arguments)
+        saves.append(time.perf_counter() - began)
 
     script.create_datasets, script.train = create_large_datasets, timed_train
     script.save = timed_save

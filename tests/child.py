@@ -46,7 +46,9 @@ def hash_tensors(folder):
         # The graph of the objects has no values.
         if name != "_CHECKPOINTABLE_OBJECT_GRAPH":
             value = reader.get_tensor(name)
-            digest = hashlib.sha256(value.tobytes()).hexdigest()
+            # Of texts, an array has the addresses.
+            content = repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
+            digest = hashlib.sha256(content).hexdigest()
             hashes[name] = f"{value.dtype} {value.shape} {digest}"
     return hashes
 
@@ -88,10 +90,18 @@ def evaluate(script, predict, batch):
 
 
 def values(path):
-    """Return the tensors of a checkpoint as lists, by name."""
-    reader = tf.train.load_checkpoint(path)
-    names = reader.get_variable_to_shape_map().keys() - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
-    return {name: np.asarray(reader.get_tensor(name), "float64").tolist() for name in names}
+    """Return the tensors of a checkpoint by kind: "model", "optimizer" and the like are lists of
+    them by position, the others are numbers, and "names" are the paths of the model's."""
+    reader, values, lists = tf.train.load_checkpoint(path), {}, {}
+    for key in reader.get_variable_to_shape_map().keys() - {"_CHECKPOINTABLE_OBJECT_GRAPH"}:
+        kind, *position = key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").split("/")
+        value = reader.get_tensor(key)
+        if position:
+            lists.setdefault(kind, {})[int(position[0])] = np.asarray(value, "float64").tolist()
+        else:
+            is_text = reader.get_variable_to_dtype_map()[key] == tf.string
+            values[kind] = [x.decode() for x in value] if is_text else float(value)
+    return values | {kind: [x[i] for i in range(len(x))] for kind, x in lists.items()}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -149,6 +159,7 @@ def serve_pair(export):
 def decayed(path):
     """Return the weights that an update without gradients shrinks, and those that it leaves."""
     script = load(path)
+    script.args = script.parse_arguments([])
     script.learning_rate = lambda: 0.1
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     model, optimizer = script.create_model_and_optimizer(strategy)
@@ -181,19 +192,20 @@ def batches(path, replicas):
     script.args = script.parse_arguments(flags)
     script.GLOBAL_BATCH_SIZE = BATCH_SIZE
     script.STEPS_PER_EPOCH = EXAMPLES // BATCH_SIZE
-    script.strategy, _ = script.create_strategy()
+    script.strategy = script.create_strategy(script.choose_strategy())
     assert script.strategy.num_replicas_in_sync == int(replicas)
     examples = script.load(tf.data.Dataset.range(EXAMPLES), "train")
 
     def read(seed, first_step, steps):
         script.SEED = seed
-        iterator, _ = script.distribute(*examples, training=True, first_step=first_step)
+        iterator = iter(script.distribute(*examples, training=True, first_step=first_step))
         return [read_batch(script, iterator) for _ in range(steps)]
 
     script.SEED = 0
-    iterator, steps = script.distribute(*examples, training=False)
+    iterator = iter(script.distribute(*examples, training=False))
+    steps = script.count_steps(EXAMPLES)
     return {
-        "steps an epoch": script.distribute(*examples, training=True)[1],
+        "steps an evaluation": steps,
         "seed 0": read(seed=0, first_step=0, steps=32),
         "seed 0 from 7": read(seed=0, first_step=7, steps=8),
         "seed 0 from 23": read(seed=0, first_step=23, steps=9),

@@ -12,11 +12,13 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -31,13 +33,33 @@ FILES_IN_ORDER = [
     "test_bad_input",
     "test_launch",
     "test_running",
+    "test_exactness",
+    "test_numbers",
+    "test_resume",
+    "test_state",
     "test_tasks",
     "test_flags",
-    "test_exactness",
-    "test_resume",
     "test_faults",
     "test_proofs",
 ]
+
+# What shows a promise once, of the files that show it again on other tasks, replicas, workers and
+# flags: the rest of these is marked as long. Of files not named here, all tests are short.
+SHORT = {
+    "test_exactness": r"share_one_truth.2|-worker|batches|order|seed|counts_every|all_sizes|sample"
+    r"|steps_per_loop",
+    "test_numbers": r"random.(1797|65537)|bad_shuffle|at_once|share_out|one_gradient|result.tab"
+    r"|refused.(seed|data)|of_an_epoch|sync.*compile|endless|speed|overflow|metric|term-worker"
+    r"|alone|second",
+    "test_resume": r"killed.*1-1|cut_short|finished|more_epochs|fewer|other_replica",
+    "test_state": r"gan_is_whole.1|clip|one_name|gone_on.*under|renamed|kill.$|can_not|scale|labels"
+    r"|url|config_is.*list|lines_of|not_executed|moment.export|alone|cores|memory",
+    "test_tasks": r"baseline.(image|tab)|weight_decay|fashion|another_task",
+    "test_flags": r"agree.float32|accumulation_|clipping.*4|follow_|skipped|patience_|profile_is"
+    r"|come_from.*best",
+    "test_faults": r"(kill|term)-one|damaged_checkpoint|full_disk.2600|loss.one|is_named.1",
+    "test_proofs": r"passes_.*image|not_listed|mean-in|contract.*tf-random|slices",
+}
 
 # Of the moments at which runs are killed. A failure shows it, and the variable sets it.
 SEED = int(os.environ.get("FAULTS_SEED", random.SystemRandom().randrange(2**31)))
@@ -64,9 +86,18 @@ FLAGS = ("--global-batch-size", "16", "--epochs", "4", "--checkpoint-every-steps
 
 
 def pytest_collection_modifyitems(items):
-    """Run the fast files first; those not listed come last."""
+    """Run the fast files first; those not listed come last. Mark what is long."""
     names = FILES_IN_ORDER
     items.sort(key=lambda item: names.index(n) if (n := item.path.stem) in names else len(names))
+    for item in items:
+        if not re.search(SHORT.get(item.path.stem, ""), item.name):
+            item.add_marker(pytest.mark.long)
+
+
+def pytest_runtest_setup(item):
+    """Skip what is long where time is up: TESTS_END, in seconds since 1970, as .ci/run sets it."""
+    if item.get_closest_marker("long") and time.time() > float(os.environ.get("TESTS_END", "inf")):
+        pytest.skip("it is past TESTS_END")
 
 
 def read_questions():

@@ -10,6 +10,7 @@ It prints its seed; FAULTS_SEED=… draws the same moments again.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,7 @@ from conftest import (
 KILLS = int(os.environ.get("FAULTS_KILLS", "3"))
 TERMS = int(os.environ.get("FAULTS_TERMS", "3"))
 
-# Some seconds of steps, a save each 20 and a validation each 78 of them.
+# Some seconds of steps in loops of 19 or 20, a save after most and a validation each 78 of them.
 FLAGS = ("--global-batch-size", "16", "--epochs", "30", "--checkpoint-every-steps", "20")
 WORKERS = [("worker", 0), ("worker", 1)]
 # One replica, two, and two workers, which share the signals.
@@ -84,38 +85,41 @@ def disturb(number, place, script, run_dir, chance):
     target = chance.choice(processes)
     target.send_signal(number)
     began = time.monotonic()
-    if number == signal.SIGTERM:
-        # A worker that waits for the others to connect does not hear it: whoever starts several
-        # ends it then. None of the others waits for long.
-        ends = [finish_soon(process, 60) for process in processes]
-        codes = [code for code, _, _ in ends]
-        assert set(codes) <= {0, 143, -signal.SIGTERM, -signal.SIGKILL}, ends
-        assert all("Traceback" not in errors for _, _, errors in ends), ends
-        assert codes.count(-signal.SIGKILL) == 0 or place == "two workers", ends
-        taken = time.monotonic() - began
-        if trains:  # the step in hand, the save, and the end of the others
-            assert set(codes) <= {0, 143}, ends
-            assert taken < 20, ends
-        print(f"SIGTERM, {place}: exit codes {codes} after {taken:.1f} s")
-        return any(codes)
-    code, _, errors = finish(target)
+    ends = {target: finish(target, timeout=20)}
     for other in processes:
         if other is not target:
-            # It hears of the loss from the connection or from the missing heartbeat.
-            other_code, _, other_errors = finish_soon(other, 20)
-            assert other_code in (0, 143, -signal.SIGKILL), other_errors
-            assert other_errors.count("\n") <= 1, other_errors
-    assert code in (0, -signal.SIGKILL)
+            # It hears of the loss from the connection or from the missing heartbeat. One that
+            # waits for the others to come would wait for minutes, but whoever starts several ends
+            # it then, which it hears at any moment.
+            if not trains and not has_ended(other, 15):
+                other.terminate()
+            ends[other] = finish(other, timeout=20)
+    taken = time.monotonic() - began
+    codes = [code for code, _, _ in ends.values()]
+    print(f"{number.name}, {place}: exit codes {codes} after {taken:.1f} s")
+    code, _, errors = ends.pop(target)
+    if number == signal.SIGKILL:
+        assert code in (0, -signal.SIGKILL)
+    else:  # Python itself, as it starts, has no handler yet.
+        assert code in ((0, 143) if trains else (0, 143, -signal.SIGTERM))
     assert errors == ""
-    return code != 0
+    for other_code, _, other_errors in ends.values():
+        assert other_code in ((0, 143) if trains else (0, 143, -signal.SIGTERM)), other_errors
+        assert other_errors == "" or ONE_IS_LOST.fullmatch(other_errors), other_errors
+    if trains:  # the save, and the end of the others
+        assert taken < 20, ends
+    return any(codes)
 
 
-def finish_soon(process, seconds):
-    """Wait for a process for some seconds, then kill it. Return what `finish` does."""
-    try:
-        return finish(process, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return finish(process)
+ONE_IS_LOST = re.compile(r"train\.py: stopped: .* is lost; start all (workers )?again\n")
+
+
+def has_ended(process, seconds):
+    """Wait for a process for some seconds. Return whether it has ended."""
+    end = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    return process.poll() is not None
 
 
 def complete(place, script):
@@ -160,29 +164,42 @@ def test_signal_in_validation(script, train_once, tmp_path):
     code, output, errors = finish(process)
     assert (code, errors) == (143, "")
     assert time.monotonic() - began < 10
-    assert "stopped and saved at step 78" in output
+    assert "stopped, and saved at step 78; the same command goes on" in output
+    (tmp_path / "run" / "train.py").unlink()  # whose hooks wait
     train(edit(script, tmp_path), *flags)
     assert_same_run(tmp_path / "run", train_once(*flags))
 
 
-def test_second_interrupt_ends_at_once(script, tmp_path):
-    # A step of minutes: the first Ctrl-C waits for it.
-    wait = "    tf.numpy_function(lambda: time.sleep(100), [], [])\n"
-    script = edit(script, tmp_path, (UNPACK, UNPACK + wait))
-    process = start(script)
-    log = tmp_path / "run" / "config.json"
-    while not log.exists():
-        time.sleep(0.01)
-    time.sleep(4)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)  # the same press: `uv run` passes it on once more
-    time.sleep(2)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    code, output, errors = finish(process, timeout=20)
+# How many lines the log has when steps begin to take minutes, and the signal that comes in one.
+@pytest.mark.parametrize(("lines", "number"), [(0, signal.SIGTERM), (3, signal.SIGINT)])
+def test_signal_in_a_step_of_minutes(lines, number, script, train_once, tmp_path):
+    flags = (*FLAGS[:2], "--epochs", "2", *FLAGS[4:])
+    wait = "    wait = lambda: time.sleep(100 * os.path.exists('slow'))\n"
+    wait += "    tf.numpy_function(wait, [], [])\n"
+    process = start(edit(script, tmp_path, (UNPACK, UNPACK + wait)), *flags)
+    run_dir, slow = tmp_path / "run", tmp_path / "slow"
+    while not (run_dir / "train.py").exists() or len(read_numbers(run_dir)) < lines:
+        if not lines:
+            slow.touch()
+        time.sleep(0.002)
+        assert process.poll() is None
+    slow.touch()
+    time.sleep(3)
+    logged = read_numbers(run_dir)
+    assert all(line["split"] != "test" for line in logged)
+    began = time.monotonic()
+    process.send_signal(number)
+    code, output, errors = finish(process)
     assert (code, errors) == (143, "")
-    assert "Ctrl-C again ends at once" in output
+    assert time.monotonic() - began < 10
+    # The loop in hand is done again, and no other.
+    step = logged[-1]["step"] if lines else 0
+    assert lines == 0 or (run_dir / "checkpoints" / "last" / f"ckpt-{step}.index").exists()
+    assert ("stopped, and saved" in output) <= (f"saved at step {step}; the same" in output)
+    (run_dir / "train.py").unlink()  # whose hooks wait
+    output = train(edit(script, tmp_path), *flags)
+    assert f"resumed at step {step}, from" * (step > 0) in output
+    assert_same_run(run_dir, train_once(*flags))
 
 
 def test_signal_while_it_starts_shows_no_traceback(script, tmp_path):
@@ -233,7 +250,7 @@ DAMAGES = {
     "list missing": (os.remove, "last/checkpoint", None),
     "list garbled": (garble, "last/checkpoint", None),
     "best flipped": (flip, "best/ckpt-234.data*", "best/ckpt-234"),
-    "two indexes cut": (cut, "last/ckpt-2[23]*.index", "last/ckpt-220"),
+    "two indexes cut": (cut, "last/ckpt-2*.index", "last/ckpt-214"),
 }
 
 
@@ -356,12 +373,15 @@ def test_not_finite_loss(place, script, tmp_path, chance):
         assert word in line
     saved = [path for path in (tmp_path / "run").rglob("ckpt-*.index")]
     assert 0 < max(int(path.stem[5:]) for path in saved) <= first
+    lines = read_numbers(tmp_path / "run")
+    assert lines[-1]["step"] == first
 
     flags = (*flags, "--recover-from-nan", "1")
     [process] = begin(place, script, *flags)
     code, output, errors = finish(process)
     assert (code, errors) == (0, "")
-    assert "recovery 1 of 1: back at step" in output
+    # To where the loop began, not to the checkpoint before.
+    assert f"recovery 1 of 1: back at step {first}, and on with other data" in output
     recovered = read_numbers(tmp_path / "run")
     assert [line["step"] for line in recovered] == sorted(line["step"] for line in recovered)
     assert recovered[-1]["split"] == "test"
@@ -369,9 +389,8 @@ def test_not_finite_loss(place, script, tmp_path, chance):
     # And killed after the recovery, it still leaves out the same data.
     shutil.rmtree(tmp_path / "run")
     [process] = begin(place, script, *flags)
-    while not (
-        tmp_path / "run" / "checkpoints" / "last" / f"ckpt-{step // 20 * 20 + 20}.index"
-    ).exists():
+    saved = tmp_path / "run" / "checkpoints" / "last"
+    while not any(int(path.stem[5:]) > step for path in saved.glob("ckpt-*.index")):
         time.sleep(0.002)
         assert process.poll() is None
     process.kill()
@@ -415,7 +434,8 @@ def test_run_goes_on_with_more_and_fewer_replicas(script, train_once, tmp_path, 
     assert len(lines) == len(expected)
     for line, other in zip(lines, expected, strict=True):
         assert line.pop("split") == other.pop("split")
-        assert line == pytest.approx(other, rel=1e-5, abs=0)
+        # A loop's loss goes down to 0.005, of predictions of some 10: 1e-6 is their rounding.
+        assert line == pytest.approx(other, rel=1e-5, abs=1e-6)
 
 
 def wait_for_lines(run_dir, count, process):

@@ -18,7 +18,9 @@ HOOKS = (
     "create_model_and_optimizer",
     "create_loss_objects",
     "create_metrics",
+    "compute_losses",
     "compute_loss",
+    "train_step",
 )
 
 
@@ -121,6 +123,13 @@ METRICS = """    with strategy.scope():
 SCOPE_OF_MODEL = """    with strategy.scope():
         # TODO(you): your model."""
 
+RETURN_LOSSES = "    return loss_object(labels, predictions)\n"
+SCALING = "                keras.layers.Rescaling(1 / 16),\n"
+EMBEDDING = """                keras.layers.Embedding(17, 4),
+                keras.layers.Reshape([8, 8, 4]),
+"""
+UPDATE = "    update(optimizer, gradients, model.trainable_variables)\n"
+
 # To a hand-written loss, of labels [batch] and predictions [batch, 1] or the other way round.
 SQUARES = "lambda labels, predictions: tf.reduce_mean(tf.square(labels - predictions), axis=-1)"
 PAIRS = "lambda labels, predictions: tf.square(labels - predictions)"
@@ -186,11 +195,9 @@ MISTAKES = {
     "mean-in-the-loss": (
         [
             (
-                "tf.nn.compute_average_loss(\n"
-                "        loss_object(labels, predictions), sample_weight, "
-                "global_batch_size=GLOBAL_BATCH_SIZE\n"
-                "    )\n",
-                "tf.reduce_mean(loss_object(labels, predictions))\n",
+                "tf.nn.compute_average_loss(losses, sample_weight, "
+                "global_batch_size=GLOBAL_BATCH_SIZE)\n",
+                "tf.reduce_mean(losses)\n",
             )
         ],
         "compute_loss",
@@ -198,7 +205,10 @@ MISTAKES = {
     ),
     "unscaled-regularization": (
         [
-            ("tf.nn.scale_regularization_loss(tf.add_n(model.losses))", "tf.add_n(model.losses)"),
+            (
+                "tf.nn.scale_regularization_loss(tf.add_n(regularization))",
+                "tf.add_n(regularization)",
+            ),
             (PREDICTIONS, PREDICTIONS.replace("10", '10, kernel_regularizer="l2"')),
         ],
         "compute_loss",
@@ -207,7 +217,18 @@ MISTAKES = {
     "reduced-loss": (
         [(LOSS, LOSS.replace(', reduction="none"', ""))],
         "create_loss_objects",
-        ["a loss that is reduced already", 'reduction="none"'],
+        ["a loss that gives one number, reduced already", 'reduction="none"'],
+    ),
+    "losses-of-all-examples": (
+        [
+            (
+                RETURN_LOSSES,
+                "    losses = loss_object(labels, predictions)\n"
+                "    return losses + tf.reduce_mean(losses)\n",
+            )
+        ],
+        "compute_losses",
+        ["gives an example another value in a batch than alone: it mixes the examples"],
     ),
     "tf-random": (
         [augment("images + tf.random.normal([8, 8, 1])")],
@@ -308,6 +329,14 @@ MISTAKES = {
         "create_metrics",
         ["'accuracy', that makes variables when it is first updated"],
     ),
+    "slices-to-the-optimizer": (
+        [
+            (SCALING, EMBEDDING),
+            (UPDATE, "    optimizer.apply(gradients, model.trainable_variables)\n"),
+        ],
+        "train_step",
+        ["the gradients of sequential/embedding/embeddings as tf.IndexedSlices", "`update`"],
+    ),
     "exception": (
         [(RETURN_BATCH, "    images = tf.reshape(images, [-1, 7])\n" + RETURN_BATCH)],
         "preprocess",
@@ -336,9 +365,7 @@ CONVOLVED = "                keras.layers.Flatten(),\n"
 NORMALIZED = (CONVOLVED, "                keras.layers.BatchNormalization(),\n" + CONVOLVED)
 SYNCHRONIZED = (NORMALIZED[0], NORMALIZED[1].replace("()", "(synchronized=True)", 1))
 
-TEST_METRICS = """    for metric in test_metrics:
-        metric.update_state(labels, predictions, sample_weight)
-"""
+EVALUATION_METRICS = "    update_metrics(metrics, labels, predictions, sample_weight)\n"
 
 # A layer that its configuration doesn't tell the factor of.
 FORGETTING_LAYER = """
@@ -378,9 +405,9 @@ MISTAKES_IN_RUNS = {
         ],
     ),
     "padding-that-counts": (
-        [(TEST_METRICS, TEST_METRICS.replace(", sample_weight", ""))],
+        [(EVALUATION_METRICS, EVALUATION_METRICS.replace("sample_weight", "None"))],
         EVALUATION,
-        ["The accuracy of the test split is ", "test_step", "doesn't count with sample_weight"],
+        ["The accuracy of the test split is ", "evaluation_step", "doesn't count with sample_w"],
     ),
     "tf-random": (
         MISTAKES["tf-random"][0],

@@ -79,6 +79,14 @@ def assert_ruff_clean(paths, folder, *options):
 # --------------------------------------------------------------------------------------------------
 
 
+def test_each_part_is_included_once():
+    script = (PRODUCT / "train.py").read_text(encoding="utf-8")
+    parts = {path.name for path in (TEMPLATE / "templates").glob("*.py")} - {"hooks.py"}
+    assert sorted(re.findall(r'# {% include "([\w.]+)" %}', script)) == sorted(parts)
+    tasks = [path.stem for path in (TEMPLATE / "templates" / "tasks").glob("*.py")]
+    assert sorted(tasks) == sorted(QUESTIONS["task"])
+
+
 def test_product_is_exactly_these_files(answers, render, tmp_path):
     project_dir = render(tmp_path, project_slug="some_slug", **answers)
     assert project_dir == tmp_path / "some_slug"
@@ -132,7 +140,7 @@ def test_flipping_an_answer_changes_the_product(question, answers, render, tmp_p
 
 @pytest.mark.parametrize(
     "path",
-    [*TEMPLATE.glob("hooks/*.py"), *PRODUCT.rglob("*.py")],
+    [*TEMPLATE.glob("hooks/*.py"), *TEMPLATE.glob("templates/**/*.py"), *PRODUCT.rglob("*.py")],
     ids=lambda path: path.relative_to(TEMPLATE).as_posix(),
 )
 def test_unrendered_python_parses_and_is_clean(path):

@@ -156,7 +156,7 @@ def test_terminal_shows_a_progress_bar(script, tmp_path):
     process = subprocess.Popen(
         [sys.executable, script.name, "--epochs", "2", "--steps-per-loop", "5"],
         cwd=tmp_path,
-        env=environment(TERM="xterm"),
+        env=environment(TERM="xterm", COLUMNS="120"),
         stdout=its_end,
         stderr=subprocess.PIPE,
     )
@@ -171,9 +171,10 @@ def test_terminal_shows_a_progress_bar(script, tmp_path):
     assert finish(process)[0] == 0
     shown = output.decode("utf-8").split("\r\x1b[K")
     bars = [text for text in shown if "█" in text or "░" in text]
-    # Of 19 steps, after 5, 10, 15 and all; each is gone before the next text.
-    assert [bar.count("█") for bar in bars] == 2 * [8, 16, 24, 30]
+    # Of 19 steps, after 4, 9, 14 and all; each is gone before the next text.
+    assert [bar.count("█") for bar in bars] == 2 * [6, 14, 22, 30]
     assert all("\n" not in bar and "examples/s" in bar for bar in bars)
+    assert all(len(bar) < 120 for bar in bars)
     assert [text.split()[1] for text in shown if text.startswith("epoch") and "\n" in text] == [
         "1/2",
         "2/2",
@@ -186,19 +187,19 @@ def test_import_does_nothing(script, tmp_path):
     assert list(tmp_path.iterdir()) == [script]
 
 
-def test_main_trains_in_the_process_and_traces_once(script, tmp_path):
+def test_main_trains_in_the_process_and_traces_each_step_once(script, tmp_path):
     script = edit(script, tmp_path)
-    # Of 19 steps, the last loop has 5, and a checkpoint cuts some at other places.
+    # Of 19 steps, a loop has 6 or 7.
     flags = ["--epochs", "3", "--steps-per-loop", "7", "--checkpoint-every-steps", "10"]
     output = ask_python(
         script,
         f"""import train
 assert train.main({flags}) == 0
-print("traced", train.run_train_steps.experimental_get_tracing_count())""",
+print("traced", train.run_steps.experimental_get_tracing_count())""",
     )
-    assert output.splitlines()[-1] == "traced 1"
+    assert output.splitlines()[-1] == "traced 3"  # of training, of validation and of the test
     steps = [line["step"] for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
-    assert steps == [7, 14, 19, 26, 33, 38, 45, 52, 57]
+    assert steps == [6, 12, 19, 25, 31, 38, 44, 50, 57]
 
 
 def test_run_without_tensorboard(script, tmp_path):

@@ -96,9 +96,9 @@ def test_edit_to_fashion_mnist(projects, tmp_path):
     assert "31 steps an epoch, which drops 16 of 2000 examples" in output
     assert read_numbers(tmp_path / "run")[-1]["accuracy"] > 0.9
     # The tutorial's network: 320 + 18,496 + 102,464 + 650 weights.
-    tensors = ask_child("values", tmp_path / "run" / "checkpoints" / "best" / "ckpt-62")
-    sizes = [np.size(x) for name, x in tensors.items() if re.match(r"model/.*(kernel|bias)", name)]
-    assert sum(sizes) == 121_930
+    values = ask_child("values", tmp_path / "run" / "checkpoints" / "best" / "ckpt-62")
+    weights = zip(values["names"], values["model"], strict=True)
+    assert sum(np.size(x) for name, x in weights if re.search("kernel|bias", name)) == 121_930
 
 
 def write_pairs(path, count):
@@ -154,13 +154,14 @@ def preset(tmp_path_factory):
 def test_preset_gives_weights_and_tokenizer(preset, projects, tmp_path):
     path, sums = preset
     script = edit(projects["text_classification"] / "train.py", tmp_path, FEW)
-    flags = ("--init-checkpoint", path, "--epochs", "1", "--recover-from-nan", "1")
+    # At this rate, no step changes a bit of the weights.
+    flags = ("--init-checkpoint", path, "--epochs", "1", "--learning-rate", "1e-30")
     output = train(script, *flags)
     assert f"{path}: loaded all weights of the preset; left new: dense" in output
-    tensors = ask_child("values", tmp_path / "run" / "checkpoints" / "last" / "ckpt-0")
+    values = ask_child("values", tmp_path / "run" / "checkpoints" / "last" / "ckpt-5")
+    weights = dict(zip(values["names"], values["model"], strict=True))
     for name, value in sums.items():
-        key = f"model/{name.replace('/', '.S')}/.ATTRIBUTES/VARIABLE_VALUE"
-        assert np.sum(np.abs(tensors[key])) == pytest.approx(value, rel=1e-5), name
+        assert np.sum(np.abs(weights[name])) == pytest.approx(value, rel=1e-5), name
     vocabulary = (tmp_path / "run" / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
     assert vocabulary[:6] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "latin"]
     assert "test loss" in train(script, "--mode", "evaluate")
@@ -171,7 +172,7 @@ def test_preset_that_there_is_not_is_refused(projects, tmp_path):
     code, _, errors = finish(start(script, "--init-checkpoint", "bert_of_nobody"))
     assert code == 2
     [line] = errors.splitlines()
-    assert "--init-checkpoint bert_of_nobody is no run, .keras file or SavedModel" in line
+    assert "--init-checkpoint bert_of_nobody is no run, checkpoint or .keras file" in line
     assert "preset" in line
 
 

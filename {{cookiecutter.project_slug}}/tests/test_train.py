@@ -31,8 +31,16 @@ HOOKS = (
     "create_model_and_optimizer",
     "create_loss_objects",
     "create_metrics",
+    "compute_losses",
     "compute_loss",
+    "train_step",
 )
+
+# A hook can't be checked where these break their promises.
+NEEDED = {
+    "compute_losses": ["create_loss_objects"],
+    "compute_loss": ["create_loss_objects", "compute_losses"],
+}
 
 # Where numbers differ, and no check of the hooks tells why.
 CAUSES_OF_REPLICAS = """No check of a hook by itself finds the cause. What it can be:
@@ -94,10 +102,11 @@ def test_evaluation_counts_every_example_once(two_replicas, request):
                 "when each example is counted once.",
                 *find_causes(request)
                 or [
-                    "Look for a test_step or validation_step that doesn't count with sample_weight "
-                    "(0 for what fills up the last batch), for a metric that isn't a sum or a mean "
-                    "over examples (create_metrics), and for an output that depends on the other "
-                    "examples of a batch (preprocess, create_model_and_optimizer)."
+                    "Look for an evaluation_step or update_metrics that doesn't count with "
+                    "sample_weight (0 for what fills up the last batch), for a metric that isn't "
+                    "a sum or a mean over examples (create_metrics), and for an output that "
+                    "depends on the other examples of a batch (preprocess, "
+                    "create_model_and_optimizer)."
                 ],
             )
 
@@ -198,7 +207,8 @@ def finish(*processes):
     for process in processes:
         process.log.seek(0)
         outputs.append(process.log.read().strip())
-    for process in sorted(failed, key=lambda process: process.returncode < 0):  # not one we ended
+    # The first that failed by itself: not one that we ended, or that another's end did.
+    for process in sorted(failed, key=lambda x: x.returncode < 0 or x.returncode == 143):
         output = outputs[processes.index(process)]
         code = process.returncode
         how = f"exit code {code}" if code >= 0 else f"no end within {TIMEOUT} seconds"
@@ -276,10 +286,12 @@ def train_a_little(mode, *argv):
     """Runs train.py on ten batches of each split. "still" switches off the random layers, whose
     numbers differ from replica to replica."""
     cut_datasets()
+    export = train.export  # once, at the end: the trial at the start takes seconds of each run
+    train.export = lambda *args: export(*args) if len(args) == 3 else []
     if mode == "still":
         create = train.create_model_and_optimizer
         train.create_model_and_optimizer = lambda strategy: still(*create(strategy))
-    sys.exit(train.main([*argv, *map(str, FLAGS), "--global-batch-size", str(batch_size())]))
+    train.run([*argv, *map(str, FLAGS), "--global-batch-size", str(batch_size())])
 
 
 def batch_size():
@@ -302,7 +314,7 @@ def cut_datasets():
 
 
 def still(model, optimizer):
-    """Has the random layers of a model behave as in evaluation. Returns both arguments."""
+    """Has the random layers of the models behave as in evaluation. Returns both arguments."""
 
     def call(layer_call, *args, **kwargs):
         return layer_call(*args, **{**kwargs, "training": False})
@@ -314,7 +326,7 @@ def still(model, optimizer):
 
 
 def find_layers(model):
-    return list(model._flatten_layers())
+    return [layer for each in tf.nest.flatten(model) for layer in each._flatten_layers()]
 
 
 def is_random(layer):
@@ -323,10 +335,12 @@ def is_random(layer):
 
 def restore_best(run_dir):
     """Creates the model, with the weights of the best checkpoint of a run."""
+    train.args.run_dir = str(run_dir)  # hooks may read files of it
     train.model, train.optimizer = train.create_model_and_optimizer(tf.distribute.get_strategy())
-    checkpoint = tf.train.Checkpoint(model={v.path: v.value for v in train.model.variables})
+    values = [v.value for each in tf.nest.flatten(train.model) for v in each.variables]
     path = tf.train.latest_checkpoint(Path(run_dir) / "checkpoints" / "best")
-    checkpoint.restore(path).assert_existing_objects_matched().expect_partial()
+    status = tf.train.Checkpoint(model=values).restore(path)
+    status.assert_existing_objects_matched().expect_partial()
 
 
 def read_test_split(size):
@@ -358,12 +372,14 @@ def compare_checkpoints(*run_dirs):
     one, other = (tf.train.load_checkpoint(tf.train.latest_checkpoint(x)) for x in folders)
     names = set(one.get_variable_to_shape_map()) ^ set(other.get_variable_to_shape_map())
     for name in one.get_variable_to_shape_map().keys() - names:
-        # The graph of the objects has no values, and a resumed run saves more often.
-        if name != "_CHECKPOINTABLE_OBJECT_GRAPH" and "save_counter" not in name:
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH":  # which has no values
             if not is_same(one.get_tensor(name), other.get_tensor(name)):
                 names.add(name)
     suffix = "/.ATTRIBUTES/VARIABLE_VALUE"
-    return sorted(name.removesuffix(suffix).replace(".S", "/") for name in names)
+    names = sorted(name.removesuffix(suffix) for name in names)
+    paths = [path.decode() for path in one.get_tensor(f"names{suffix}")]  # of model/0, model/1, …
+    paths = {f"model/{i}": f"model: {path}" for i, path in enumerate(paths)}
+    return [paths.get(name, name) for name in names]
 
 
 def compare_exports(run_dir):
@@ -387,7 +403,8 @@ def compare_exports(run_dir):
             predict = load()
             for inputs, features in batches:
                 predicted = tf.nest.flatten(predict(inputs, features))
-                expected = tf.nest.flatten(train.model(features, training=False))
+                model = tf.nest.flatten(train.model)[0]  # of several, the one that is served
+                expected = tf.nest.flatten(model(features, training=False))
                 for a, b in zip(predicted, expected, strict=True):
                     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
         except AssertionError as error:
@@ -413,7 +430,8 @@ def compare_exports(run_dir):
 
 def check_hooks():
     """Returns the promises that each hook breaks, and as "suspects" what may make numbers differ
-    between replicas. Of a hook that can't be checked because of another, None."""
+    between replicas. Of a hook that can't be checked because of another, None. Of several models
+    the checks are fewer."""
     devices = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
     report = {hook: [] for hook in (*HOOKS, "suspects")}
@@ -423,11 +441,13 @@ def check_hooks():
         ("create_model_and_optimizer", check_model),
         ("create_loss_objects", check_losses),
         ("create_metrics", check_metrics),
+        ("compute_losses", check_losses_of_examples),
         ("compute_loss", check_loss_of_replicas),
         ("create_model_and_optimizer", check_gradients),
+        ("train_step", check_slices),
         ("suspects", check_batch_statistics),
     ):
-        if hook == "compute_loss" and report["create_loss_objects"]:
+        if any(report[needed] for needed in NEEDED.get(hook, ())):
             report[hook] = None
             continue
         promises = []
@@ -545,10 +565,10 @@ def check_preprocess():
         mode = f"with training={training}"
         example = next(iter(read_examples(split).repeat().batch(4)))
         returned = train.preprocess(example, tf.ones([4, 2], tf.int32), training)
-        if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        if not isinstance(returned, tuple) or len(returned) not in (1, 2, 3):
             yield (
-                f"returns {type(returned).__name__}, not a tuple: (features, labels) or (features, "
-                "labels, sample_weight)"
+                f"returns {type(returned).__name__}, not a tuple: (features,), (features, labels) "
+                "or (features, labels, sample_weight)"
             )
             return
         batches = read_batches(split, 4, training)
@@ -596,7 +616,7 @@ def check_preprocess():
 
 
 def create_all(strategy):
-    """Creates what `main` does, for a batch of 4 examples. Returns these."""
+    """Creates what `main` does, for a batch of 4 examples. Returns these, with weights."""
     keras.utils.clear_session()  # so that layers have the names that they have in a run
     train.strategy, train.GLOBAL_BATCH_SIZE = strategy, 4
     train.loss_object = train.create_loss_objects(strategy)
@@ -605,7 +625,8 @@ def create_all(strategy):
     examples = next(iter(read_examples(0).repeat().batch(4)))
     seeds = tf.reshape(tf.range(8), [4, 2])
     batch = train.preprocess(examples, seeds, training=True)
-    return keras.utils.unpack_x_y_sample_weight(batch)
+    features, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
+    return features, labels, tf.ones([4]) if weight is None else weight
 
 
 @functools.cache
@@ -631,6 +652,11 @@ def parts_of(structure, size):
     return [part(start) for start in range(0, 4, size)]
 
 
+def predicts():
+    """Returns whether there is one model, which predicts: what several do, only the steps know."""
+    return isinstance(train.model, keras.Model)
+
+
 def depends_on_others(model, features, training):
     """Returns whether what the model predicts for an example depends on the rest of the batch."""
     together = model(features, training=training)
@@ -640,21 +666,26 @@ def depends_on_others(model, features, training):
 
 def check_model():
     created = train.create_model_and_optimizer(mirror())
-    if len(created) != 2 or not isinstance(created[1], keras.optimizers.Optimizer):
-        yield "doesn't return a model and an optimizer"
+    models, optimizers = map(tf.nest.flatten, created if len(created) == 2 else ([], [None]))
+    if len(models) != len(optimizers) or not all(
+        isinstance(model, keras.Model) and isinstance(optimizer, keras.optimizers.Optimizer)
+        for model, optimizer in zip(models, optimizers, strict=True)
+    ):
+        yield "doesn't return a model and an optimizer, or as many of each"
         return
-    model, optimizer = created
-    if not model.built:
+    if not all(model.built for model in models):
         yield "returns a model that isn't built: give it keras.Input, or call build() or the model"
         return
-    for what, variables in (("model", model.variables), ("optimizer", optimizer.variables)):
-        outsiders = find_outsiders(variables)
+    for what, made in (("model", models), ("optimizer", optimizers)):
+        outsiders = find_outsiders([variable for each in made for variable in each.variables])
         if outsiders:
             yield (
                 f"makes variables of the {what} outside strategy.scope(), which puts a copy on "
                 f"every replica: {outsiders}. Indent what makes them below `with strategy.scope():`"
             )
     features, _, _ = create_all(tf.distribute.get_strategy())
+    if not predicts():
+        return
     predictions = train.model(features, training=False)
     if any(x.shape[:1] != (4,) for x in tf.nest.flatten(predictions)):
         shapes = [str(x.shape) for x in tf.nest.flatten(predictions)]
@@ -667,44 +698,65 @@ def check_model():
 
 
 def each_loss(labels, predictions):
-    """Yields (words, loss, its labels, its predictions): several if loss_object is a structure."""
+    """Yields (words, loss, its labels, its predictions): several if loss_object is a structure as
+    labels and predictions are. Of others, only compute_losses knows what they take."""
     losses = train.loss_object
     if callable(losses):
-        yield "", losses, labels, predictions
+        if labels is not None:
+            yield "", losses, labels, predictions
         return
     keys = losses.keys() if isinstance(losses, dict) else range(len(losses))
-    for key in keys:
-        yield f"as {key!r} ", losses[key], labels[key], predictions[key]
+    if all(isinstance(x, type(losses)) and len(x) == len(losses) for x in (labels, predictions)):
+        for key in keys:
+            yield f"as {key!r} ", losses[key], labels[key], predictions[key]
 
 
 def check_losses():
     features, labels, _ = create_all(tf.distribute.get_strategy())
-    predictions = train.model(features, training=False)
-    for words, loss, y, p in each_loss(labels, predictions):
-        shapes = [[tuple(x.shape) for x in tf.nest.flatten(each)] for each in (y, p)]
-        hint = "labels are {}, predictions {}".format(
-            *(" and ".join(map(str, each)) for each in shapes)
+    if predicts():
+        predictions = train.model(features, training=False)
+        for words, loss, y, p in each_loss(labels, predictions):
+            yield from check_loss(f"returns {words}a loss that gives", loss, y, p)
+
+
+def check_losses_of_examples():
+    features, labels, _ = create_all(tf.distribute.get_strategy())
+    if predicts():
+        predictions = train.model(features, training=False)
+        yield from check_loss("gives", train.compute_losses, labels, predictions)
+
+
+def check_loss(gives, loss, labels, predictions):
+    """Yields what is wrong with a function that is to return the loss of each example."""
+    shapes = [[tuple(x.shape) for x in flatten_some(each)] for each in (labels, predictions)]
+    hint = "labels are {}, predictions {}".format(
+        *(" and ".join(map(str, each)) for each in shapes)
+    )
+    if any(a != b and math.prod(a) == math.prod(b) for a, b in zip(*shapes, strict=False)):
+        hint += "; subtracting one from the other broadcasts to all pairs of examples"
+    losses = loss(labels, predictions)
+    if losses.shape == []:
+        yield (
+            f'{gives} one number, reduced already: reduction="none" gives one for each example, '
+            "[4] here"
         )
-        if any(a != b and math.prod(a) == math.prod(b) for a, b in zip(*shapes, strict=False)):
-            hint += "; subtracting one from the other broadcasts to all pairs of examples"
-        losses = loss(y, p)
-        if losses.shape == []:
+    elif losses.shape != [4]:
+        yield (
+            f"{gives} {tuple(losses.shape)} for 4 examples, where one value each, (4,), is due "
+            f"({hint})"
+        )
+    else:
+        pairs = zip(parts_of(labels, 1), parts_of(predictions, 1), strict=True)
+        if not is_close(losses, tf.concat([tf.reshape(loss(*x), [1]) for x in pairs], 0)):
             yield (
-                f'returns {words}a loss that is reduced already to one number: reduction="none" '
-                "gives one for each example, [4] here"
+                f"{gives} an example another value in a batch than alone: it mixes the "
+                f"examples ({hint})"
             )
-        elif losses.shape != [4]:
-            yield (
-                f"returns {words}a loss that gives {tuple(losses.shape)} for 4 examples, where one "
-                f"value each, (4,), is due ({hint})"
-            )
-        else:
-            pairs = zip(parts_of(y, 1), parts_of(p, 1), strict=True)
-            if not is_close(losses, tf.concat([tf.reshape(loss(*x), [1]) for x in pairs], 0)):
-                yield (
-                    f"returns {words}a loss that gives an example another value in a batch than "
-                    f"alone: it mixes the examples ({hint})"
-                )
+
+
+def flatten_some(structure):
+    """Returns the tensors of a structure, which may be None."""
+    return [x for x in tf.nest.flatten(structure) if x is not None]
 
 
 def check_metrics():
@@ -728,7 +780,7 @@ def check_metrics():
     features, labels, weight = create_all(tf.distribute.get_strategy())
     metrics = train.validation_metrics = train.create_metrics(tf.distribute.get_strategy())[1]
     counts = [len(metric.variables) for metric in metrics]
-    train.validation_step((features, labels, tf.ones([4]) if weight is None else weight))
+    train.validation_step((features, labels, weight))
     for metric, count in zip(metrics, counts, strict=True):
         if len(metric.variables) > count:
             yield (
@@ -742,6 +794,8 @@ def check_metrics():
 
 def check_loss_of_replicas():
     batch = create_all(tf.distribute.get_strategy())
+    if not predicts():
+        return
     predictions = train.model(batch[0], training=False)
     # What is the same on all replicas, and counts once, goes through this.
     tf.nn.scale_regularization_loss = tf.zeros_like
@@ -771,15 +825,58 @@ def check_loss_of_replicas():
 def check_gradients():
     batch = create_all(tf.distribute.get_strategy())
     train.train_metrics = []  # which have checks of their own
-    gradients, variables = train.compute_gradients(batch)[-1], train.model.trainable_variables
-    if not isinstance(gradients, list) or len(gradients) != len(variables):
-        return  # a compute_gradients of your own, for several models say
+    gradient = tf.GradientTape.gradient
+
+    def tell(*args, unconnected_gradients=None, **kwargs):
+        """As train.py's, but None, and not zeros, for what has no path to the loss."""
+        return gradient(*args, **kwargs)
+
+    tf.GradientTape.gradient = tell
+    try:
+        gradients = tf.nest.flatten(train.compute_gradients(batch)[-1])
+    finally:
+        tf.GradientTape.gradient = gradient
+    variables = [x for each in tf.nest.flatten(train.model) for x in each.trainable_variables]
+    if len(gradients) != len(variables):
+        return  # a compute_gradients of your own
     paths = [v.path for v, g in zip(variables, gradients, strict=True) if g is None]
     if paths:
         yield (
             f"makes variables that get no gradient, so that they never learn: {', '.join(paths)}. "
             "Is their layer used? Does the loss depend on it (stop_gradient, tf.argmax, a cast to "
             "integers)? What is not to learn has trainable=False"
+        )
+
+
+def check_slices():
+    batch = create_all(tf.distribute.get_strategy())
+    train.train_metrics, paths = [], []
+
+    def listen(optimizer):
+        apply = optimizer.apply
+
+        def note(gradients, variables=None):
+            gradients = list(gradients)
+            paths.extend(
+                variable.path
+                for variable, gradient in zip(variables or [], gradients, strict=False)
+                if isinstance(gradient, tf.IndexedSlices)
+            )
+            return apply(gradients, variables)
+
+        optimizer.apply = note
+
+    models, optimizers = tf.nest.flatten(train.model), tf.nest.flatten(train.optimizer)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        optimizer.build(model.trainable_variables)
+        listen(optimizer)
+    train.train_step(batch)
+    if paths:
+        yield (
+            f"has an optimizer apply the gradients of {', '.join(paths)} as tf.IndexedSlices, in "
+            "which an index may come twice: Keras's Adam squares each slice by itself, where the "
+            "square of their sum is due. Sum them with tf.convert_to_tensor, or go through "
+            "train.py's `update`, which does"
         )
 
 
@@ -801,7 +898,7 @@ def check_batch_statistics():
                 f"create_model_and_optimizer: layer {layer.name!r} draws random numbers in "
                 "evaluation too, and other ones on each replica: draw only if `training`"
             )
-    if not normalizing and depends_on_others(train.model, features, training=True):
+    if not normalizing and predicts() and depends_on_others(train.model, features, training=True):
         yield (
             "create_model_and_optimizer: what the model predicts for an example in training "
             "depends on the other examples of the batch: are they statistics of a replica's own?"

@@ -1,0 +1,85 @@
+# {% extends "hooks.py" %}
+# {% block defaults %}
+GLOBAL_BATCH_SIZE: int = 64  # --global-batch-size: examples a step, of all replicas together
+EPOCHS: int = 30  # --epochs
+LEARNING_RATE: float = 2e-3  # --learning-rate, at its highest
+SCHEDULE: str = "constant"  # --schedule
+WARMUP_STEPS: int = 0  # --warmup-steps
+# {% endblock %}
+
+
+def create_datasets():
+    # {% block create_datasets %}
+    # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16. For
+    # Fashion-MNIST, [28, 28, 1] uint8 from 0 to 255, which is downloaded:
+    #     (images, labels), test = keras.datasets.fashion_mnist.load_data()
+    #     splits = (images[5000:], labels[5000:]), (images[:5000], labels[:5000]), test
+    #     return [tf.data.Dataset.from_tensor_slices((x[..., None], y)) for x, y in splits]
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    images, labels = images.reshape(-1, 8, 8, 1).astype("uint8"), labels.astype("int32")
+    # The file is sorted by writer, so shuffle before the split; whatever --seed, the same way.
+    order = np.random.default_rng(0).permutation(len(images))
+    splits = np.split(order, [1257, 1527])  # 70 %, 15 %, 15 %
+    return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
+    # {% endblock %}
+
+
+def preprocess(batch, seeds, training):
+    # {% block preprocess %}
+    images, labels = batch
+    # TODO(you): decode, resize, augment. What can't be done to a whole batch at once goes
+    # through tf.map_fn, which beats a map of single examples:
+    #     if training:
+    #         images = tf.map_fn(
+    #             lambda one: tf.image.stateless_random_contrast(one[0], 0.5, 1.5, seed=one[1]),
+    #             (tf.cast(images, tf.float32), seeds),
+    #             fn_output_signature=tf.float32,
+    #         )
+    return tf.cast(images, tf.float32), labels
+    # {% endblock %}
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        # {% block model %}
+        model = keras.Sequential(
+            [
+                keras.Input([8, 8, 1]),
+                keras.layers.Rescaling(1 / 16),
+                keras.layers.Conv2D(32, 3, strides=2, padding="same", activation="silu"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(64, activation="silu"),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(10, dtype="float32"),  # whatever --precision
+            ]
+        )
+        # For Fashion-MNIST, the network of tensorflow.org/tutorials/distribute/custom_training,
+        # with --epochs 10 --learning-rate 1e-3:
+        #     model = keras.Sequential([keras.Input([28, 28, 1]), keras.layers.Rescaling(1 / 255)])
+        #     for filters in (32, 64):
+        #         model.add(keras.layers.Conv2D(filters, 3, activation="relu"))
+        #         model.add(keras.layers.MaxPooling2D())
+        #     model.add(keras.layers.Flatten())
+        #     model.add(keras.layers.Dense(64, activation="relu"))
+        #     model.add(keras.layers.Dense(10, dtype="float32"))
+        optimizer = keras.optimizers.Adam(learning_rate())
+        # {% endblock %}
+    return model, optimizer
+
+
+def create_loss_objects(strategy):
+    with strategy.scope():
+        # {% block loss %}
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        # {% endblock %}
+
+
+def create_metrics(strategy):
+    def metrics():
+        # {% block metrics %}
+        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+        # {% endblock %}
+
+    return metrics(), metrics(), metrics()
