@@ -71,7 +71,7 @@ def measure_script(script, replicas, seconds):
 
     def note_calls(function):
         def noted(*arguments, **named):
-            calls.append((script.state["step"], time.perf_counter(), peak_memory()))
+            calls.append((int(script.state["step"]), time.perf_counter(), peak_memory()))
             return function(*arguments, **named)
 
         return noted

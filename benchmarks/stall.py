@@ -28,7 +28,15 @@ def main():
     arguments = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(cookiecutter(str(TEMPLATE), no_input=True, output_dir=folder), "train.py")
+        path = Path(
+            cookiecutter(
+                str(TEMPLATE),
+                no_input=True,
+                output_dir=folder,
+                extra_context={"script": "complete"},
+            ),
+            "train.py",
+        )
         text = path.read_text(encoding="utf-8")
         wide = text.replace("keras.layers.Dense(64,", f"keras.layers.Dense({arguments.width},")
         assert wide != text

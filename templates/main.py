@@ -1,244 +1,153 @@
 def main(argv=None):
-    """Returns the exit code: 0. Wrong input (2) and a failed run (1) end by SystemExit."""
-    global args, strategy, model, optimizer, loss_object, compute_gradients
-    global train_metrics, validation_metrics, test_metrics, averages, gradient_norm
-    global state, copies, managers, saved_step, run_dir, scratch
-    global GLOBAL_BATCH_SIZE, ACCUMULATION_STEPS, CLIP_NORM, PRECISION, SEED, INIT_CHECKPOINT
-    global LEARNING_RATE, SCHEDULE, WARMUP_STEPS, EPOCHS, STEPS_PER_EPOCH, WORKER, WORKERS
+    """Returns the exit code, 0. Wrong input (2) and a run that can't go on end by SystemExit."""
+    global args, strategy, model, optimizer, loss_object, run_dir, state
+    global train_metrics, validation_metrics, test_metrics, WORKER, WORKERS, DEVICE
+    global GLOBAL_BATCH_SIZE, EPOCHS, LEARNING_RATE, SEED, STEPS_PER_EPOCH, managers, writers
 
-    # 1. Read the flags, and find out where to run.
-    argv = sys.argv[1:] if argv is None else argv
+    # 1. Read the flags, and find the devices.
     args = parse_arguments(argv)
-    GLOBAL_BATCH_SIZE, ACCUMULATION_STEPS = args.global_batch_size, args.accumulation_steps
-    LEARNING_RATE, SCHEDULE, WARMUP_STEPS = args.learning_rate, args.schedule, args.warmup_steps
-    CLIP_NORM, PRECISION, EPOCHS, SEED = args.clip_norm, args.precision, args.epochs, args.seed
-    INIT_CHECKPOINT, run_dir = args.init_checkpoint, Path(args.run_dir)
-    if "://" in args.run_dir:
-        refuse(f"--run-dir {args.run_dir} is a URL; name a folder, where the storage is mounted")
+    GLOBAL_BATCH_SIZE, EPOCHS = args.global_batch_size, args.epochs
+    LEARNING_RATE, SEED, run_dir = args.learning_rate, args.seed, Path(args.run_dir)
+    taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
+    if "://" in args.run_dir or (run_dir.exists() and not run_dir.is_dir()) or taken:
+        refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
     WORKER, addresses = read_tf_config()
     WORKERS = len(addresses)
-    if args.mode == "continuous_evaluate" and WORKERS > 1:
-        refuse("--mode continuous_evaluate is for one worker; unset TF_CONFIG for it")
-    if args.smoke:
-        return smoke([argument for argument in argv if argument != "--smoke"])
-    # AutoGraph's files go there too: an end by a signal leaves it no time to remove them.
-    tempfile.tempdir = scratch = tempfile.mkdtemp(prefix="train-")
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    strategy_name = choose_strategy()
-    listen_for_signals()
-    if WORKERS > 1:
-        meet(addresses)
-
-    # 2. See what --run-dir holds. Only the chief reads and writes it.
-    versions = {"python": platform.python_version()}
-    versions |= {package.__name__: package.__version__ for package in (tf, keras, np)}
-    script = Path(__file__).read_bytes()
-    path = values = None
-    last_line = {"split": None}
-    if WORKER == 0 and args.mode == "train":
-        last_line = check_run_dir()
-        path, values = find_start()
-        if path:
-            check_config(vars(args))
-            check_end(last_line)
-    elif WORKER == 0 and args.mode == "evaluate":
-        path, values = find_checkpoint("best")
-        if not path:
-            refuse(f"--run-dir {args.run_dir} has no checkpoint to evaluate; train it first")
-    flags = {f"--{k.replace('_', '-')}": v for k, v in vars(args).items()}
-    own = ("--run-dir", "--timeout", "--profile")  # each worker may have its own
-    facts = {**versions, "train.py": hashlib.sha256(script).hexdigest()[:12]}
-    compare(**facts, **{key: value for key, value in flags.items() if key not in own})
-    strategy = create_strategy(strategy_name)
+    strategy, strategy_name, DEVICE = create_strategy()
+    on_signals(lambda *_: os._exit(143))
     replicas = strategy.num_replicas_in_sync
-    check_batch(replicas)
+    below, rest = GLOBAL_BATCH_SIZE // replicas * replicas, GLOBAL_BATCH_SIZE % replicas
+    if rest:
+        nearest = f"{below or 2 * replicas} or {below + replicas}"
+        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} : {replicas} replicas can share {nearest}")
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
 
-    # 3. Load the data.
-    datasets, sets = list(create_datasets()), []
-    for split in ("train", "validation", "test"):  # one by one, so that only one is there twice
-        sets.append(load(datasets.pop(0), split))
-    train_set, validation_set, test_set = sets
-    examples = train_set[1]
-    if GLOBAL_BATCH_SIZE > examples:
-        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} is above the {examples} training examples")
-    STEPS_PER_EPOCH = examples // GLOBAL_BATCH_SIZE
-    all_steps = EPOCHS * STEPS_PER_EPOCH
-    # {% if cookiecutter.task == "text_classification" %}
-    WARMUP_STEPS = all_steps // 10 if args.warmup_steps is None else args.warmup_steps
-    # {% endif %}
-    for flag, last in (("warmup-steps", WARMUP_STEPS), ("profile", max(args.profile or [0]))):
-        if last > all_steps:
-            refuse(f"--{flag}: step {last} is past the last one of {EPOCHS} epochs, {all_steps}")
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    has_git = shutil.which("git")
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if has_git else ""
-    config = {
-        **vars(args),
-        "strategy": strategy_name,
-        "replicas": replicas,
-        "workers": WORKERS,
-        "train_examples": examples,
-        "versions": versions,
-        "git_commit": commit or None,
-    }
+    # 2. Load the data.
+    splits = ("train", "validation", "test")
+    sets = {split: load(x, split) for split, x in zip(splits, create_datasets(), strict=True)}
+    size = sets["train"][1]
+    if GLOBAL_BATCH_SIZE > size:
+        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} is above the {size} training examples")
+    STEPS_PER_EPOCH = size // GLOBAL_BATCH_SIZE
+    last_step = EPOCHS * STEPS_PER_EPOCH
+
+    # 3. See what the run directory holds.
+    config = {**vars(args), "strategy": strategy_name, "replicas": replicas, "workers": WORKERS}
+    git = {"cwd": Path(__file__).parent, "shell": True, "capture_output": True, "text": True}
+    commit = subprocess.run("git rev-parse HEAD", **git).stdout.strip() or None
+    versions = {x.__name__: x.__version__ for x in (tf, keras, np)}
+    versions["python"] = sys.version.split()[0]
+    config |= {"train_examples": size, "versions": versions, "git_commit": commit}
+    path = find_checkpoint("best" if args.mode == "evaluate" else "last")
     if args.mode == "train" and path:
-        check_config({"train_examples": examples})
+        check_run(config)
     # {% if cookiecutter.task == "text_classification" %}
-    if args.mode != "train" and Path(args.run_dir, "config.json").exists():
-        INIT_CHECKPOINT = INIT_CHECKPOINT or read_config()["init_checkpoint"]
-    check_preset()
+    if WORKER == 0 and not path:  # of a start that saved nothing
+        (run_dir / "vocabulary.txt").unlink(missing_ok=True)
     # {% endif %}
-    compare(examples=[size for _, size in sets])
-    watch_peers()
 
     # 4. Create the model and what belongs to it; restore it.
-    if args.mode == "train" and WORKER == 0 and not path:  # to know it before hours of training
-        for problem in export(Path(scratch, "export"), test_set[0]):
-            say(problem)
-        shutil.rmtree(Path(scratch, "export"), ignore_errors=True)
-    keras.utils.clear_session()  # so that layers count from 1
     keras.utils.set_random_seed(SEED)
-    keras.config.set_dtype_policy(PRECISION)
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
-    check_batch_normalization(replicas)
-    if args.mode == "train" and WORKER == 0 and INIT_CHECKPOINT and not path:
-        load_weights(INIT_CHECKPOINT)
     with strategy.scope():  # in a traced step it is too late to create variables (keras#23085)
-        if PRECISION == "mixed_float16":
-            scale = keras.optimizers.LossScaleOptimizer
-            optimizer = tf.nest.map_structure(scale, optimizer)
-        models, optimizers = tf.nest.flatten(model), tf.nest.flatten(optimizer)
-        for each, its_optimizer in zip(models, optimizers, strict=True):
-            its_optimizer.build(each.trainable_variables)
-        if CLIP_NORM:
-            gradient_norm = tf.Variable(  # which each replica assigns for itself
-                0.0,
-                trainable=False,
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
-        averaged = trainable_variables() if args.ema_momentum else []
-        averages = [tf.Variable(x.value) for x in averaged]
-    if args.jit_compile:
-        compute_gradients = tf.function(compute_gradients, jit_compile=True)
-    validation_batches = distribute(*validation_set, training=False), count_steps(validation_set[1])
-    test_batches = distribute(*test_set, training=False), count_steps(test_set[1])
+        for each, its in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
+            # {% if cookiecutter.task == "text_classification" %}
+            set_schedule(its)
+            # {% endif %}
+            its.build(each.trainable_variables)
+    state = {"step": tf.Variable(np.int64(0)), "best_loss": tf.Variable(np.float64("inf"))}
+    managers = create_managers()
+    validation_set, test_set = (distribute(*sets[split], training=False) for split in splits[1:])
     if args.mode == "evaluate":
-        if path:
-            check_fit(path, values, "model")
-        put(values, "model")
-        say(f"test {describe(test(*test_batches))}  of {path}")
+        restore("best")
+        say(f"test {describe(test(*test_set))}  of {path}")
         return 0
-    if args.mode == "continuous_evaluate":
-        run_dir, state = Path(args.run_dir, "evaluator"), {"step": 0}
-        evaluate_continuously(*validation_batches)
-        return 0
-    state = {
-        "step": 0,
-        "best_loss": math.inf,  # of the epochs before
-        "best_epoch": 0,  # for --patience
-        "recoveries": 0,  # of --recover-from-nan, how many there were
-        "skipped": 0,  # and the steps whose data were left out
-    }
-    kinds = ("model", "optimizer", "averages")
-    if path:
-        check_fit(path, values, *kinds)
-    put(values or variables(), *kinds)
-    counters = [(values or {}).get(name, value) for name, value in state.items()]
-    counters = broadcast([np.array(counters, "float64")])[0].tolist()
-    state = {name: type(state[name])(x) for name, x in zip(state, counters, strict=True)}
-    values = None  # which are as large as the model
-    saved_step = step = state["step"]
-    take_snapshot()
+    restore("last")
+    step = first_step = int(state["step"].numpy())
+    if sum_over_workers(step) != step * WORKERS:
+        refuse(f"--run-dir {run_dir} is not the same folder on all workers; name one that is")
     if WORKER == 0:
-        open_run_dir(config)
-        copies, managers = create_managers()
-    say(
-        f"{strategy_name} on {replicas} × {device_type()}, TensorFlow {tf.__version__}\n"
-        f"global batch of {GLOBAL_BATCH_SIZE} = {replicas} replica{'s' * (replicas > 1)} × "
-        f"{GLOBAL_BATCH_SIZE // replicas} examples; {STEPS_PER_EPOCH} steps an epoch, which drops "
-        f"{examples % GLOBAL_BATCH_SIZE} of {examples} examples, others each time"
-    )
-    if path:
-        say(f"resumed at step {step}, from {path}")
-    elif last_line["split"]:
-        say("started anew, since nothing was saved yet")
+        # The lines of the log that come again are dropped; of an epoch's end, its validation's too.
+        lines = [x for x in read_log() if (x["step"], x["split"] != "train") <= (step, False)]
+        files = {"metrics.jsonl": "".join(json.dumps(line) + "\n" for line in lines)}
+        files |= {"config.json": json.dumps(config), "train.py": Path(__file__).read_text("utf-8")}
+        # {% if cookiecutter.task == "text_classification" %}
+        files["vocabulary.txt"] = "\n".join(create_preprocessor().tokenizer.get_vocabulary())
+        # {% endif %}
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():  # a kill leaves the old one, or the new one
+                (run_dir / f"{name}.part").write_text(text, "utf-8")
+                (run_dir / f"{name}.part").replace(run_dir / name)
+        except OSError as error:
+            refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another")
+        writers = {x: tf.summary.create_file_writer(f"{run_dir}/tensorboard/{x}") for x in splits}
+    resumed = f", resumed at step {step} from {path}" if path else ""
+    say(f"{strategy_name} on {replicas} × {DEVICE}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
     # 5. Train, loop by loop, and validate at the end of each epoch. A checkpoint of an epoch's end
     # is of before its validation: a run that resumes there validates again.
-    first_step = step + state["skipped"]
-    iterator = iter(distribute(*train_set, training=True, first_step=first_step))
-    trained, epoch_ends = None, step > 0 and step % STEPS_PER_EPOCH == 0
+    on_signals(lambda *_: stopping.set())
+    iterator = iter(distribute(*sets["train"], training=True, first_step=step)[0])
+    # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
+    loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
+    started, trained, epoch_ends = time.monotonic(), {}, step > 0 and step % STEPS_PER_EPOCH == 0
     while True:
-        epoch = math.ceil(step / STEPS_PER_EPOCH)
         if epoch_ends:
-            validated = validate(*validation_batches)
+            validated = validate(*validation_set)
             if not math.isfinite(validated["loss"]):
-                fail(
-                    f"the validation loss is not finite after step {step}, which was not saved; "
-                    f"a --learning-rate below {LEARNING_RATE:g} is the usual cure"
-                )
-            is_best = validated["loss"] < state["best_loss"]
-            save(is_best)
-            if is_best:
-                state.update(best_loss=validated["loss"], best_epoch=epoch)
-            log("validation", validated)
-            say_epoch(epoch, trained, validated, is_best)
-            if epoch == EPOCHS:
+                refuse(f"the validation loss is not finite after step {step}, not saved", code=1)
+            is_best = validated["loss"] < state["best_loss"].numpy()
+            if is_best:  # written before the last: a run killed between the two makes both again
+                save("best")
+            save("last")
+            state["best_loss"].assign(min(validated["loss"], state["best_loss"].numpy()))
+            log(step, "validation", validated)
+            head = f"epoch {step // STEPS_PER_EPOCH:3}/{EPOCHS}{' *' if is_best else '  '}"
+            say(head, f"validation {describe(validated)}", f"train\0{describe(trained)}")
+            if step == last_step:
                 break
-            if args.patience and epoch - state["best_epoch"] >= args.patience:
-                say(f"stopped: no lower validation loss than epoch {state['best_epoch']}'s since")
-                break
-        end = end_of_loop(step)
-        profile(step + 1, end)
+        if sum_over_workers(int(stopping.is_set())):  # a signal has come to one of them
+            if not epoch_ends:  # else it is saved, as of before the validation
+                save("last")
+            say(f"stopped, and saved at step {step}; the same command goes on")
+            os._exit(143)  # Python's own end would wait for all workers
+        nth = (step % STEPS_PER_EPOCH * loops + loops - 1) // STEPS_PER_EPOCH + 1
+        end = step - step % STEPS_PER_EPOCH + nth * STEPS_PER_EPOCH // loops
         trained = train(iterator, end - step)
-        state["step"] = end
-        if not (math.isfinite(trained["loss"]) and take_snapshot()):
-            state["step"] = step
-            recover(step, end)
-            epoch_ends = False
-            continue
-        log("train", trained)
-        show_progress(math.ceil(end / STEPS_PER_EPOCH), trained)
-        seconds = (end - step) * GLOBAL_BATCH_SIZE / trained["examples_per_second"]
-        advise_on_input(seconds, trained["input_wait"] * seconds)
+        if not (math.isfinite(trained["loss"]) and are_finite()):
+            problem = f"the loss or a weight is not finite between steps {step} and {end}"
+            refuse(f"{problem}, not saved; try a --learning-rate below {LEARNING_RATE:g}", code=1)
+        state["step"].assign(end)
+        log(end, "train", trained)
+        if sys.stdout.isatty():
+            seconds = (time.monotonic() - started) / (end - first_step) * (last_step - end)
+            left, bar = datetime.timedelta(seconds=round(seconds)), "█" * (10 * end // last_step)
+            say(f"step {end:,}/{last_step:,} {bar:░<10} {left} left", describe(trained), end="")
         saves = end // args.checkpoint_every_steps > step // args.checkpoint_every_steps
         step, epoch_ends = end, end % STEPS_PER_EPOCH == 0
         if saves and not epoch_ends:
-            save()
-    profile(math.inf, math.inf)  # has ended, unless the run has ended in it
-    wait_for_save()
+            save("last")
 
     # 6. Test the best checkpoint.
-    path, values = find_checkpoint("best") if WORKER == 0 else (None, None)
-    put(values, "model")
-    tested = test(*test_batches)
+    on_signals(lambda *_: os._exit(143))  # all is saved
+    sum_over_workers(0)  # by now the chief has written it
+    restore("best")
+    tested = test(*test_set)
     if WORKER == 0:  # a run with a test line is finished once it has its export, not one of before
         shutil.rmtree(run_dir / "export", ignore_errors=True)
-    log("test", tested)
-    say(f"test {describe(tested)}  of {path}")
+    log(step, "test", tested)
+    say(f"test {describe(tested)}  of {find_checkpoint('best')}")
 
     # 7. Export it.
     if WORKER == 0:
-        weights = [x.numpy() for x in variables()["model"]]
-        for problem in export(run_dir / "export", test_set[0], weights):
-            say(problem)
-    say(f"written to {run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
-    tell_peers(0)  # who goes now is not lost
+        export(run_dir / "export", sets["test"][0])
+        say(f"written to {run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
+    sum_over_workers(0)  # who went before the others would be missed
     return 0
-
-
-def end_of_loop(step):
-    """Returns where the loop that begins at a step ends. Those of an epoch are as many as
-    --steps-per-loop and --checkpoint-every-steps ask for, and of nearly equal length."""
-    loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
-    epoch_start = step // STEPS_PER_EPOCH * STEPS_PER_EPOCH
-    ends = (epoch_start + STEPS_PER_EPOCH * n // loops for n in range(1, loops + 1))
-    return next(end for end in ends if end > step)
 
 
 def run(argv=None):
@@ -247,14 +156,14 @@ def run(argv=None):
         code = main(argv)
     except SystemExit as end:
         code = end.code
-    except Exception as error:
-        ending.acquire()
-        code = explain(error)
-        if code == 143:
-            interrupt()
+    except (tf.errors.UnavailableError, tf.errors.AbortedError):
+        print("train.py: stopped: a worker is lost; start all workers again", file=sys.stderr)
+        code = 143
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
     if code:
-        leave(code)
-    tell_peers(0)
+        os._exit(code)  # Python's own end would wait for other workers
     sys.exit(0)
 
 

@@ -5,18 +5,14 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 
 
 def compute_gradients(batch):
-    """Returns one replica's part of the loss, [], and its gradients; counts the batch in the
-    metrics. This is what --jit-compile compiles: XLA can't sum over replicas on CPUs."""
-    # TODO(you): several models, of a GAN say. `model` and `optimizer` are tuples then, each
-    # optimizer scales the loss of its own model, and train_step passes all gradients on:
-    #     generator, discriminator = model
-    #     …
-    #     return loss, (generator_gradients, discriminator_gradients)
+    """Returns one replica's part of the loss, [], and its gradients; counts it in the metrics."""
+    # TODO(you): several models, of a GAN say: `generator, discriminator = model`. Each optimizer
+    # scales the loss of its own, and train_step gets their gradients as a tuple.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
-        scaled_loss = optimizer.scale_loss(loss)  # for mixed_float16; otherwise the loss
+        scaled_loss = optimizer.scale_loss(loss)  # by a LossScaleOptimizer; else the loss
     update_metrics(train_metrics, labels, predictions, sample_weight)
     zero = tf.UnconnectedGradients.ZERO  # instead of None, of which no sum can be taken
     weights = model.trainable_variables
@@ -24,9 +20,8 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Updates the model with one replica's batch. Returns its share of the sums of the losses and
-    of their weights over the global batch, [2]."""
-    loss, gradients = compute_gradients(batch) if ACCUMULATION_STEPS == 1 else accumulate(batch)
+    """Updates the model with a replica's batch. Returns the sums of its losses and weights, [2]."""
+    loss, gradients = compute_gradients(batch)
     # TODO(you): once for each model, its optimizer and its gradients, if you have several.
     update(optimizer, gradients, model.trainable_variables)
     return tf.stack([loss * GLOBAL_BATCH_SIZE, tf.reduce_sum(batch[-1])])
@@ -52,19 +47,12 @@ def test_step(batch):
 
 
 def distributed_train_step(batch):
-    """Runs train_step on all replicas. Returns the sums over all, [2]."""
-    sums = strategy.run(train_step, args=(batch,))
-    update_averages()  # of no effect without --ema-momentum
-    return strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+    return strategy.reduce("SUM", strategy.run(train_step, args=(batch,)), axis=None)
 
 
 def distributed_validation_step(batch):
-    """Runs validation_step on all replicas. Returns the sums over all, [2]."""
-    sums = strategy.run(validation_step, args=(batch,))
-    return strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+    return strategy.reduce("SUM", strategy.run(validation_step, args=(batch,)), axis=None)
 
 
 def distributed_test_step(batch):
-    """Runs test_step on all replicas. Returns the sums over all, [2]."""
-    sums = strategy.run(test_step, args=(batch,))
-    return strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+    return strategy.reduce("SUM", strategy.run(test_step, args=(batch,)), axis=None)

@@ -160,7 +160,7 @@ def decayed(path):
     """Return the weights that an update without gradients shrinks, and those that it leaves."""
     script = load(path)
     script.args = script.parse_arguments([])
-    script.learning_rate = lambda: 0.1
+    script.LEARNING_RATE = 0.1
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     model, optimizer = script.create_model_and_optimizer(strategy)
     with strategy.scope():
@@ -192,18 +192,19 @@ def batches(path, replicas):
     script.args = script.parse_arguments(flags)
     script.GLOBAL_BATCH_SIZE = BATCH_SIZE
     script.STEPS_PER_EPOCH = EXAMPLES // BATCH_SIZE
-    script.strategy = script.create_strategy(script.choose_strategy())
+    script.strategy, _, script.DEVICE = script.create_strategy()
     assert script.strategy.num_replicas_in_sync == int(replicas)
     examples = script.load(tf.data.Dataset.range(EXAMPLES), "train")
 
     def read(seed, first_step, steps):
         script.SEED = seed
-        iterator = iter(script.distribute(*examples, training=True, first_step=first_step))
+        dataset, _ = script.distribute(*examples, training=True, first_step=first_step)
+        iterator = iter(dataset)
         return [read_batch(script, iterator) for _ in range(steps)]
 
     script.SEED = 0
-    iterator = iter(script.distribute(*examples, training=False))
-    steps = script.count_steps(EXAMPLES)
+    dataset, steps = script.distribute(*examples, training=False)
+    iterator = iter(dataset)
     return {
         "steps an evaluation": steps,
         "seed 0": read(seed=0, first_step=0, steps=32),

@@ -29,10 +29,12 @@ def begin(path, *flags):
     script.CLIP_NORM, script.PRECISION = script.args.clip_norm, script.args.precision
     script.WORKER, addresses = script.read_tf_config()
     script.WORKERS = len(addresses)
-    script.strategy = script.create_strategy(script.choose_strategy())
+    script.strategy, _, script.DEVICE = script.create_strategy()
     script.keras.config.set_dtype_policy(script.PRECISION)
     script.keras.utils.set_random_seed(0)
     script.train_metrics = []
+    if script.ACCUMULATION_STEPS > 1:
+        script.compute_gradients = script.accumulate(script.compute_gradients)
     return script
 
 
@@ -128,7 +130,7 @@ def examine(every, size):
 def start_of(script, size, first_step):
     """Return the first batch from some step on: the examples' numbers."""
     script.STEPS_PER_EPOCH = size // BATCH_SIZE
-    dataset = script.distribute(tf.range(size), size, training=True, first_step=first_step)
+    dataset, _ = script.distribute(tf.range(size), size, training=True, first_step=first_step)
     return script.next_batch(iter(dataset))[0].numpy()
 
 
@@ -148,7 +150,7 @@ def late_start(path, size, first_step):
     expected = script.shuffle(size, tf.constant(epoch)).numpy()
     right = np.array_equal(batch, expected[step * BATCH_SIZE :][:BATCH_SIZE])
     script.STEPS_PER_EPOCH = 1000 // BATCH_SIZE
-    iterator = iter(script.distribute(tf.range(1000), 1000, training=True))
+    iterator = iter(script.distribute(tf.range(1000), 1000, training=True)[0])
     long_way = [script.next_batch(iterator)[0].numpy() for _ in range(40)]
     same = all(np.array_equal(long_way[i], start_of(script, 1000, i)) for i in (1, 14, 15, 16, 39))
     return {"seconds": seconds, "right": right, "same": same}
@@ -161,7 +163,7 @@ def shares(path):
     script.SEED, script.STEPS_PER_EPOCH = 0, 203 // 20
 
     def read(training, first_step):
-        dataset = script.distribute(tf.range(203), 203, training=training, first_step=first_step)
+        dataset, _ = script.distribute(tf.range(203), 203, training, first_step)
         replicas = 2 // script.WORKERS
         batches = [[x.numpy() for x in batch] for batch in dataset.take(24 * replicas)]
         return [
@@ -295,8 +297,8 @@ def endless(path, *flags):
     examples = tf.zeros([73, 8, 8, 1]), tf.zeros([73], tf.int32)
     answer = {}
     for device in ("CPU", "GPU"):
-        script.device_type = lambda device=device: device
-        datasets = [script.distribute(examples, 73, training=x) for x in (True, False)]
+        script.DEVICE = device
+        datasets = [script.distribute(examples, 73, training=x)[0] for x in (True, False)]
         infinite = [int(x.cardinality if device == "GPU" else x.cardinality()) for x in datasets]
         shapes = []
 

@@ -84,7 +84,7 @@ def seeds(path, replicas):
     """Return the random state of each replica, for each layer of each model that has one."""
     script = load(path)
     script.args = script.parse_arguments(["--replicas", replicas])
-    script.strategy = script.create_strategy(script.choose_strategy())
+    script.strategy, _, script.DEVICE = script.create_strategy()
     script.model, _ = script.create_model_and_optimizer(script.strategy)
     script.seed_replicas()
     variables = [x for each in tf.nest.flatten(script.model) for x in each.variables]
@@ -96,21 +96,29 @@ def seeds(path, replicas):
 
 
 def cores(path):
-    """Return the cores that train.py counts where a process may use one, and what it may; and the
-    threads of an input pipeline where it counts 8."""
+    """Return the threads of an input pipeline of accelerators where a process may use one core, and
+    all; and of one of CPUs where it may use 8."""
     script = load(path)
     script.args = script.parse_arguments([])
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    counts = [script.available_cores()]
-    os.sched_setaffinity(0, allowed)
-    counts.append(script.available_cores())
-    script.available_cores = lambda: 8
-    script.strategy = script.create_strategy(script.choose_strategy())
+    script.strategy, _, script.DEVICE = script.create_strategy()
     examples = script.load(tf.data.Dataset.range(10), "train")
     script.preprocess = lambda batch, seeds, training: (batch, seeds)
-    dataset = script.distribute(*examples, training=False)
-    return [*counts, dataset.options().threading.private_threadpool_size]
+
+    def count_threads(device):
+        script.DEVICE = device
+        script.strategy.distribute_datasets_from_function = lambda create: create(
+            tf.distribute.InputContext()
+        )
+        dataset, _ = script.distribute(*examples, training=False)
+        return dataset.options().threading.private_threadpool_size
+
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    counts = [count_threads("GPU")]
+    os.sched_setaffinity(0, allowed)
+    counts.append(count_threads("GPU"))
+    os.sched_getaffinity = lambda _: range(8)
+    return [*counts, count_threads("CPU")]
 
 
 def placement(path, folder):
@@ -118,7 +126,7 @@ def placement(path, folder):
     where another than the first one is what TensorFlow would take."""
     script = load(path)
     script.args = script.parse_arguments(["--replicas", "2"])
-    script.strategy = script.create_strategy(script.choose_strategy())
+    script.strategy, _, script.DEVICE = script.create_strategy()
     examples, _ = script.load(script.create_datasets()[0].take(10), "train")
     variable_type, devices = type(tf.Variable(0)), []
     create = variable_type.__init__

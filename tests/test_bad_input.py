@@ -1,6 +1,7 @@
 """Errors speak: wrong input ends in one line on stderr and exit code 2, and touches nothing."""
 
 import ast
+import contextlib
 import json
 import os
 import shutil
@@ -47,7 +48,7 @@ COMMANDS = {
         {},
         ["--global-batch-size 64", "3 parts", "63 or 66"],
     ),
-    "momentum": (["--ema-momentum", "1"], {}, ["--ema-momentum", "'1'", "between 0 and 1"]),
+    "momentum": (["--ema-momentum", "1"], {}, ["--ema-momentum", "'1.0'", "between 0 and 1"]),
     "batch larger than the data": (["--global-batch-size", "1258"], {}, ["1258", "1257"]),
     "TF_CONFIG is no JSON": ([], {"TF_CONFIG": "{cluster:"}, ["TF_CONFIG", '"cluster"']),
     "TF_CONFIG is a list": ([], {"TF_CONFIG": "[]"}, ["TF_CONFIG", '"cluster"']),
@@ -61,18 +62,18 @@ COMMANDS = {
     "index out of range": (
         [],
         tf_config(task={"type": "worker", "index": 2}),
-        ["TF_CONFIG", "worker 2"],
+        ["TF_CONFIG", "index 2", "worker"],
     ),
     "negative index": (
         [],
         tf_config(task={"type": "worker", "index": -1}),
-        ["TF_CONFIG", "worker -1"],
+        ["TF_CONFIG", "index -1", "worker"],
     ),
     "index is a text": ([], tf_config(task={"type": "worker", "index": "0"}), ["TF_CONFIG"]),
     "type is not in the cluster": (
         [],
         tf_config(task={"type": "chief", "index": 0}),
-        ["TF_CONFIG", "chief 0"],
+        ["TF_CONFIG", "'chief'"],
     ),
     "task is a text": ([], tf_config(task="worker"), ["TF_CONFIG"]),
     "cluster is a text": ([], tf_config(cluster="worker"), ["TF_CONFIG"]),
@@ -131,7 +132,6 @@ COMMANDS = {
         ["--run-dir empty", "train"],
     ),
     "evaluate a file": (["--mode", "evaluate", "--run-dir", "file"], {}, ["--run-dir file"]),
-    "smoke where something is": (["--smoke"], {}, ["run-smoke"]),
     "another config, damaged": ([], {}, ["config.json"]),
     "another config, missing": ([], {}, ["config.json"]),
     "another seed": (["--seed", "8"], {}, ["seed", " 0", " 8"]),
@@ -161,7 +161,6 @@ def outcomes(script, train_once, tmp_path_factory):
         (folder / "empty").mkdir()
         (folder / "other").mkdir()
         (folder / "other" / "config.json").write_text("mine")
-        (folder / "run-smoke").mkdir()
         if name.startswith("another "):
             shutil.copytree(run_dir, folder / "run")
         if name == "another config, damaged":
@@ -237,7 +236,7 @@ def test_wrong_numbers_are_refused(script, tmp_path):
         if flag not in FROM_ZERO:
             values.append("0")
         if flag not in FRACTIONS:
-            values += ["1.5", "1e3", "9" * 30, "1_000", "²"]
+            values += ["1.5", "1e3", "9" * 30, "²"]
         tried += [(flag, value) for value in values]
     joined = [pair for pair in tried if pair[1] in ("-1", "abc", "")]
     commands = [as_command(script, tmp_path, [*RUN_FLAGS, *pair]) for pair in tried]
@@ -245,8 +244,11 @@ def test_wrong_numbers_are_refused(script, tmp_path):
     answers = ask_child("commands", json.dumps(commands))
     assert len(answers) == len(commands) > 200
     for (flag, value), answer in zip(tried + joined, answers, strict=True):
-        named = [flag] if value.startswith("-") else [flag, repr(value)]
-        assert_refused(answer, *named)
+        assert_refused(answer, flag)
+        with contextlib.suppress(ValueError):
+            if flag in FRACTIONS:
+                value = str(float(value))  # As Python reads it.
+        assert value.startswith("-") or repr(value) in answer["stderr"], answer["stderr"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -340,21 +342,11 @@ def test_run_directory_that_cannot_be_written_is_refused(script, tmp_path):
     assert not (parent / "run").exists()
 
 
-def test_smoke_below_a_file_is_refused(script, tmp_path):
-    script = edit(script, tmp_path)
-    (tmp_path / "file").write_text("mine")
-    before = hash_tree(tmp_path)
-    code, _, errors = finish(start(script, "--smoke", "--run-dir", "file/run"))
-    assert code == 2
-    assert_one_line(errors, "--run-dir file/run")
-    assert hash_tree(tmp_path) == before
-
-
 def test_help(script, tmp_path):
     script = edit(script, tmp_path)
     code, output, errors = finish(start(script, "--help", env=environment(COLUMNS="100")))
     assert (code, errors) == (0, "")
-    for flag in [*find_numeric_flags(script), "--mode", "--smoke", "uv run train.py"]:
+    for flag in [*find_numeric_flags(script), "--mode", "uv run train.py"]:
         assert flag in output
     assert list(tmp_path.iterdir()) == [script]
 

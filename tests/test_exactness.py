@@ -95,8 +95,8 @@ def test_workers_equal_replicas_to_the_bit(tasks, script, train_once, tmp_path):
 
 # Takes the way of accelerators: a DistributedIterator, which copies ahead to each device.
 LIKE_ACCELERATORS = (
-    "    return tf.DeviceSpec.from_string(strategy.extended.worker_devices[0]).device_type\n",
-    '    return "GPU"\n',
+    "    strategy, strategy_name, DEVICE = create_strategy()\n",
+    '    strategy, strategy_name, DEVICE = *create_strategy()[:2], "GPU"\n',
 )
 
 

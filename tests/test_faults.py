@@ -198,7 +198,7 @@ def test_signal_in_a_step_of_minutes(lines, number, script, train_once, tmp_path
     assert ("stopped, and saved" in output) <= (f"saved at step {step}; the same" in output)
     (run_dir / "train.py").unlink()  # whose hooks wait
     output = train(edit(script, tmp_path), *flags)
-    assert f"resumed at step {step}, from" * (step > 0) in output
+    assert f"resumed at step {step} from" * (step > 0) in output
     assert_same_run(run_dir, train_once(*flags))
 
 
@@ -427,7 +427,7 @@ def test_run_goes_on_with_more_and_fewer_replicas(script, train_once, tmp_path, 
         assert finish(process)[0] == 143
     code, output, errors = finish(fork(script, *FLAGS, "--replicas", "3"))
     assert code == 2
-    assert "1, 2, 4, 8, 16 replicas can share" in errors
+    assert "3 replicas can share 15 or 18" in errors
     ends = [finish(process) for process in start_workers(script, WORKERS, *FLAGS)]
     assert [(code, errors) for code, _, errors in ends] == [(0, "")] * 2
     lines = read_numbers(tmp_path / "run")

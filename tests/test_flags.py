@@ -101,17 +101,21 @@ def test_accumulation_equals_the_whole_batch(train_once):
 TWO_STEPS = (
     NO_DROPOUT,
     ("[1257, 1527]", "[128, 1527]"),
-    ("keras.optimizers.Adam(learning_rate())", "keras.optimizers.SGD(learning_rate())"),
+    ("keras.optimizers.Adam(LEARNING_RATE)", "keras.optimizers.SGD(LEARNING_RATE)"),
 )
 EACH_STEP = ("--epochs", "1", "--checkpoint-every-steps", "1", "--learning-rate")
 
 
-def read_weights(run_dir, step, which="last", key="model"):
+def read_weights(run_dir, step, which="last", averages=False):
     """Return the weights in a checkpoint, or their averages, by path."""
     values = ask_child("values", run_dir / "checkpoints" / which / f"ckpt-{step}")
     names = [name for name in values["names"] if name.endswith(("/kernel", "/bias"))]
-    assert len(names) == len(values[key]) == 6  # Without dropout, it has no other variables.
-    return {name: np.array(x) for name, x in zip(names, values[key], strict=True)}
+    assert len(names) == len(values["model"]) == 6  # Without dropout, it has no other variables.
+    weights = values["model"]
+    if averages:  # Of an optimizer: its steps, its learning rate, and these.
+        weights = values["optimizer"][2:]
+        assert len(weights) == 6
+    return {name: np.array(x) for name, x in zip(names, weights, strict=True)}
 
 
 def read_first_weights(train_once, *flags):
@@ -138,17 +142,16 @@ def test_averages_follow_their_formula(train_once):
     flags = (*EACH_STEP, "0.1", "--ema-momentum", "0.75", "--replicas", "2")
     run = train_once(*flags, edits=TWO_STEPS)
     weights = [read_weights(run, step) for step in (1, 2)]
-    weights.insert(0, read_first_weights(train_once, "--replicas", "2"))
-    averages = read_weights(run, 2, key="averages")
+    averages = read_weights(run, 2, averages=True)
     best = read_weights(run, 2, which="best")
     raw = read_weights(train_once(*EACH_STEP, "0.1", "--replicas", "2", edits=TWO_STEPS), 2)
     for path, average in averages.items():
-        expected = weights[0][path]
-        for step in (1, 2):
-            expected = 0.75 * expected + 0.25 * weights[step][path]
+        expected = (
+            0.75 * weights[0][path] + 0.25 * weights[1][path]
+        )  # The first is its own average.
         assert average == pytest.approx(expected, rel=1e-5, abs=1e-7), path
         assert (best[path] == average).all()
-        assert (weights[2][path] == raw[path]).all()  # Training goes on with the raw ones.
+        assert (weights[1][path] == raw[path]).all()  # Training goes on with the raw ones.
         assert (average != raw[path]).any()
 
 

@@ -213,13 +213,13 @@ def test_flags_that_change_no_result(task, projects, tmp_path):
 
 CUT = ("[1257, 1527]", '[int(os.environ["CUT"]), 1527]')
 OTHER_FLAG = ('add("--jit-compile", ', 'add("--compile", ')
-VERSION = ('{"python": platform.python_version()}', '{"python": "3.9.0"}')
+VERSION = ('["python"] = sys.version.split()[0]', '["python"] = "3.9.0"')
 
 # What differs: the second worker's flags, its variables, an edit of its script; and what is said.
 UNLIKE = {
-    "seed": (("--seed", "5"), {}, None, ("--seed", "5", "0")),
-    "epochs": (("--epochs", "7"), {}, None, ("--epochs", "7", "4")),
-    "script": ((), {}, ("# Project: ", "# project: "), ("train.py",)),
+    "seed": (("--seed", "5"), {}, None, ("seed", "5", "0")),
+    "epochs": (("--epochs", "7"), {}, None, ("epochs", "7", "4")),
+    "script": ((), {}, (": the same numbers", ": The same numbers"), ("train.py",)),
     "script with other flags": ((), {}, OTHER_FLAG, ()),
     "version": ((), {}, VERSION, ("python", "3.9.0", "3.")),
     "data": ((), {"CUT": "1200"}, None, ("examples", "1200", "1257", "327", "270")),
@@ -241,7 +241,7 @@ def test_unlike_workers_are_refused(name, script, tmp_path):
     ]
     codes, outputs, errors = finish_pair(pair, timeout=60)
     assert codes == [2, 2], errors
-    assert errors[1] == outputs[1] == ""
+    assert errors[0] == errors[1]
     [line] = errors[0].splitlines()
     for word in ("worker 1", *words):
         assert word in line
@@ -440,7 +440,7 @@ def test_a_checkpoint_holds_no_metric(train_once):
         assert groups.count("optimizer") == (14 if kind == "last" else 0)
         counters = {"step", "names", "save_counter", "file"}
         if kind == "last":
-            counters |= {"best_loss", "best_epoch", "recoveries", "skipped"}
+            counters |= {"best_loss"}
         assert sorted(set(groups) - {"model", "optimizer"}) == sorted(counters)
 
 
@@ -531,11 +531,11 @@ def test_a_worker_alone_hears_and_gives_up(script, tmp_path):
 # 12. A kill between two checkpoints
 # --------------------------------------------------------------------------------------------------
 
-SAVE = "        managers[name].save(checkpoint_number=step)\n"
+SAVE = "            manager.save(checkpoint_number=step)\n"
 DIE = (
     SAVE,
-    f'{SAVE}        if name == "best" and os.environ.get("DIE") == str(step):\n'
-    "            os._exit(9)\n",
+    f'{SAVE}            if which == "best" and os.environ.get("DIE") == str(step):\n'
+    "                os._exit(9)\n",
 )
 
 

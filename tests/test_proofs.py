@@ -97,7 +97,7 @@ def test_project_passes_as_rendered_and_lists_what_to_edit(answers, prove):
 
 
 def test_what_is_done_is_not_listed(prove):
-    mark = "        # TODO(you): your loss.\n"
+    mark = "        # TODO(you): your loss; or several, which compute_losses adds up.\n"
     _, output, _ = prove((mark, ""), only="nothing_at_all or compute_loss")
     assert "your loss" not in output
     assert "TODO(you): your data" in output
@@ -108,7 +108,7 @@ def test_what_is_done_is_not_listed(prove):
 # --------------------------------------------------------------------------------------------------
 
 RETURN_BATCH = "    return tf.cast(images, tf.float32), labels\n"
-PREDICTIONS = '                keras.layers.Dense(10, dtype="float32"),  # whatever --precision\n'
+PREDICTIONS = '                keras.layers.Dense(10, dtype="float32"),  # in mixed precision too\n'
 LOSS = 'keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")'
 METRIC = 'keras.metrics.SparseCategoricalAccuracy(name="accuracy")'
 MEAN_METRIC = (METRIC, 'keras.metrics.MeanAbsoluteError(name="error")')
@@ -118,8 +118,7 @@ MODEL = """        model = keras.Sequential(
                 keras.Input([8, 8, 1]),
 """
 METRICS = """    with strategy.scope():
-        return metrics(), metrics(), metrics()
-"""
+        # TODO(you): your metrics"""
 SCOPE_OF_MODEL = """    with strategy.scope():
         # TODO(you): your model."""
 
@@ -312,7 +311,7 @@ MISTAKES = {
         ["makes variables of the model outside strategy.scope()", "Indent"],
     ),
     "metrics-outside-the-scope": (
-        [(METRICS, "    return metrics(), metrics(), metrics()\n")],
+        [(METRICS, METRICS.replace("with strategy.scope()", "if True"))],
         "create_metrics",
         ["makes variables of metrics outside strategy.scope()", "Indent"],
     ),

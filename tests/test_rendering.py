@@ -80,11 +80,46 @@ def assert_ruff_clean(paths, folder, *options):
 
 
 def test_each_part_is_included_once():
-    script = (PRODUCT / "train.py").read_text(encoding="utf-8")
-    parts = {path.name for path in (TEMPLATE / "templates").glob("*.py")} - {"hooks.py"}
-    assert sorted(re.findall(r'# {% include "([\w.]+)" %}', script)) == sorted(parts)
-    tasks = [path.stem for path in (TEMPLATE / "templates" / "tasks").glob("*.py")]
-    assert sorted(tasks) == sorted(QUESTIONS["task"])
+    folder = TEMPLATE / "templates"
+    parts = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
+    texts = {part: (folder / part).read_text(encoding="utf-8") for part in parts}
+    texts["train.py"] = (PRODUCT / "train.py").read_text(encoding="utf-8")
+    named = re.findall(
+        r'"([\w/]+\.py)"', "".join(re.findall("# {%.*%}", "\n".join(texts.values())))
+    )
+    sizes = {part for part in parts if part.startswith("complete/")}
+    tasks = {f"tasks/{task}.py" for task in QUESTIONS["task"]}
+    assert parts == tasks | sizes | set(named) - {x for x in named if x.startswith("/")}
+    for part in sizes:  # In the place of one of the same name, or by its own.
+        assert part.removeprefix("complete/") in parts or part in named, part
+
+
+def count_lines(text):
+    """Return the lines of a script, all told, and those of sections 1 to 5."""
+    return text.count("\n"), text[: text.index("\n# 6. ")].count("\n")
+
+
+def test_script_is_read_in_one_sitting(answers, render, tmp_path):
+    text = (render(tmp_path, **answers) / "train.py").read_text(encoding="utf-8")
+    # Of the complete script, 1,300 lines are the aim.
+    limits = {"essential": (750, 380), "complete": (1430, 430)}[answers["script"]]
+    more = 100 if answers["task"] == "text_classification" else 0
+    for lines, limit in zip(count_lines(text), limits, strict=True):
+        assert lines <= limit + more
+
+
+def test_sizes_have_the_same_hooks(render, tmp_path):
+    for task in QUESTIONS["task"]:
+        texts = [
+            (render(tmp_path / task, task=task, script=size, project_slug=size) / "train.py")
+            for size in QUESTIONS["script"]
+        ]
+        texts = [path.read_text(encoding="utf-8") for path in texts]
+        hooks = [text[text.index("\n# 3. ") : text.index("\n# 5. ")] for text in texts]
+        assert hooks[0] == hooks[1]
+        names = [[x.name for x in ast.parse(text).body if hasattr(x, "name")] for text in texts]
+        shared = [[x for x in each if x in names[0] and x in names[1]] for each in names]
+        assert shared[0] == shared[1], "the order"
 
 
 def test_product_is_exactly_these_files(answers, render, tmp_path):
@@ -245,13 +280,19 @@ def test_allowed_name_is_text_in_every_file(name, render, tmp_path):
     assert PLAIN_NAME in plain_texts["train.py"]
     assert PLAIN_NAME in plain_texts["README.md"]
     assert set(texts) == set(plain_texts)
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')  # In a docstring.
     for path in set(texts) - {"pyproject.toml"}:  # There it is quoted: see the next test.
-        assert texts[path] == plain_texts[path].replace(PLAIN_NAME, name)
+        shown = escaped if path == "train.py" else name
+        assert texts[path] == plain_texts[path].replace(PLAIN_NAME, shown)
 
     for path in project_dir.rglob("*.py"):
         # As bytes, because a comment near the top can name another encoding.
+        tree = ast.parse(path.read_bytes())
         plain = ast.parse((plain_dir / path.relative_to(project_dir)).read_bytes())
-        assert ast.dump(ast.parse(path.read_bytes())) == ast.dump(plain)
+        if path.name == "train.py" and path.parent == project_dir:
+            docstring, plain_docstring = tree.body.pop(0).value.value, plain.body.pop(0).value.value
+            assert docstring == plain_docstring.replace(PLAIN_NAME, name)
+        assert ast.dump(tree) == ast.dump(plain)
     [metadata] = SCRIPT_METADATA.finditer(texts["train.py"])
     [plain_metadata] = SCRIPT_METADATA.finditer(plain_texts["train.py"])
     assert metadata.group() == plain_metadata.group()

@@ -90,7 +90,7 @@ def test_killed_run_ends_as_an_undisturbed_one(
         assert count_lines(run_dir) < lines
     kill_after_last_save(script, run_dir, flags)
     output = train(script, *flags)
-    assert f"resumed at step {LAST_STEP}, from run/checkpoints/last/ckpt-{LAST_STEP}" in output
+    assert f"resumed at step {LAST_STEP} from run/checkpoints/last/ckpt-{LAST_STEP}" in output
     assert_same_run(run_dir, expected)
 
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -49,7 +50,7 @@ def replace(script, *functions):
     return tuple((old[ast.parse(each).body[0].name], each.strip()) for each in functions)
 
 
-LOGGED = '        log("train", trained)\n'
+LOGGED = '        log(end, "train", trained)\n'
 
 
 def kill_at(step):
@@ -114,7 +115,7 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Dense(1, dtype="float32"),
             ]
         )
-        optimizers = keras.optimizers.Adam(learning_rate()), keras.optimizers.Adam(1e-3)
+        optimizers = keras.optimizers.Adam(LEARNING_RATE), keras.optimizers.Adam(1e-3)
     return (generator, discriminator), optimizers
 """,
     """
@@ -157,7 +158,7 @@ def compute_gradients(batch):
 """,
     """
 def train_step(batch):
-    loss, gradients = compute_gradients(batch) if ACCUMULATION_STEPS == 1 else accumulate(batch)
+    loss, gradients = compute_gradients(batch)
     for i in (0, 1):
         update(optimizer[i], gradients[i], model[i].trainable_variables)
     return tf.stack([loss * GLOBAL_BATCH_SIZE, tf.reduce_sum(batch[-1])])
@@ -206,14 +207,15 @@ def test_gan_is_whole(replicas, script, train_once, tmp_path):
     is_weight = [shape_of(x) != SEED_STATE for x in last["model"]]
     assert [shape_of(x) for x, y in zip(last["model"], is_weight, strict=True) if y] == weights
     assert is_weight.count(False) == 2
-    assert [shape_of(x) for x in last["averages"]] == weights
-    # Of each optimizer: its steps, its learning rate, and two moments of each weight.
-    moments = [[[], [], *(shape for shape in each for _ in range(2))] for each in TRAINABLE]
-    assert [shape_of(x) for x in last["optimizer"]] == moments[0] + moments[1]
+    # Of each optimizer: its steps, its learning rate, the averages of all weights, and two moments
+    # of each.
+    slots = [[[], [], *each, *(shape for shape in each for _ in range(2))] for each in TRAINABLE]
+    assert [shape_of(x) for x in last["optimizer"]] == slots[0] + slots[1]
     assert all(any(flatten(x)) for x in last["optimizer"])
     # The last epoch was the best: its weights are the averages, and they are what is exported.
     assert best["step"] == last["step"] == [32]
-    averages = iter(last["averages"])
+    starts = 2, len(slots[0]) + 2
+    averages = iter([x for start in starts for x in last["optimizer"][start : start + 4]])
     averaged = [next(averages) if y else x for x, y in zip(last["model"], is_weight, strict=True)]
     assert best["model"] == averaged != last["model"]
     exported = [x for x in exports[0] + exports[1] if shape_of(x) != SEED_STATE]
@@ -283,7 +285,7 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Dense(10, dtype="float32"),
             ]
         )
-        optimizer = keras.optimizers.Adam(learning_rate())
+        optimizer = keras.optimizers.Adam(LEARNING_RATE)
     return model, optimizer
 """
 
@@ -333,7 +335,7 @@ WRAP = (
     'keras.layers.Dense(\n                    64,\n                    activation="silu",\n'
     "                ),",
 )
-MACHINERY = ('        + "  best" * is_best\n', '        + "  the best so far" * is_best\n')
+MACHINERY = ("{' *' if is_best", "{' the best so far' if is_best")
 
 
 @pytest.fixture(scope="module")
@@ -358,14 +360,16 @@ def test_run_is_not_gone_on_with_by_other_hooks(
         edited = edit(script, tmp_path, FEW, *edits)
         changed = []
         if RATE in edits:
-            changed.append(f"{number_of(edited, RATE[1])}")
+            line = number_of(edited, "def create_model_and_optimizer")
+            changed.append(f"create_model_and_optimizer (line {line})")
         if STEP in edits:
-            first = number_of(edited, "losses = 2 * losses")
-            changed.append(f"{first}-{first + 2}")
+            line = number_of(edited, "def evaluation_step")
+            changed.append(f"evaluation_step (line {line})")
         code, output, errors = finish(fork(edited, *FLAGS))
         assert (code, output) == (2, "")
         [line] = errors.splitlines()
-        assert f" {', '.join(changed)} of train.py changed since" in line
+        assert "of train.py changed since the run" in line
+        assert f" began: {', '.join(changed)}." in line
         assert "run/train.py" in line
         assert hash_tree(run_dir) == before
 
@@ -379,7 +383,7 @@ def test_run_goes_on_where_no_hook_says_something_else(script, stopped_run, trai
     assert "the best so far" in output
     assert_same_run(tmp_path / "run", train_once(*FLAGS, edits=(FEW,)))
     # The record has both scripts, and says where one took over.
-    step = find_line(output, "resumed at step ").split()[3].strip(",")
+    [step] = re.findall(r"resumed at step (\d+) ", output)
     [record] = (tmp_path / "run").glob("train.until-step-*.py")
     assert record.name == f"train.until-step-{step}.py"
     assert record.read_bytes() == first
@@ -508,7 +512,7 @@ def create_model_and_optimizer(strategy):
         code = keras.layers.Dropout(0.1)(code)
         decoded = keras.layers.Reshape([8, 8, 1])(keras.layers.Dense(64)(code))
         model = keras.Model(images, (images, decoded))
-        optimizer = keras.optimizers.Adam(learning_rate())
+        optimizer = keras.optimizers.Adam(LEARNING_RATE)
     return model, optimizer
 """,
     NO_METRICS,
@@ -533,7 +537,7 @@ def create_model_and_optimizer(strategy):
         code = keras.layers.Dropout(0.1)(keras.layers.Dense(32, activation="silu")(code))
         outputs = {"digit": keras.layers.Dense(10)(code), "is odd": keras.layers.Dense(2)(code)}
         model = keras.Model({"image": images}, outputs)
-        optimizer = keras.optimizers.Adam(learning_rate())
+        optimizer = keras.optimizers.Adam(LEARNING_RATE)
     return model, optimizer
 """,
     """
@@ -581,7 +585,7 @@ def test_examples_of_other_shapes(functions, script, train_once, tmp_path):
 
 def test_url_as_run_dir_is_refused(script, tmp_path):
     script = edit(script, tmp_path)
-    others = [("--smoke",), ("--mode", "evaluate")]
+    others = [("--mode", "evaluate")]
     others += [("--mode", "continuous_evaluate", "--timeout", "1")]
     for flags in [(), *others]:
         code, output, errors = finish(fork(script, "--run-dir", "gs://bucket/run", *flags))
@@ -655,7 +659,7 @@ def test_saved_model_is_not_executed(script, train_once, tmp_path):
 WAIT = "open('here', 'w').close(), time.sleep(100)"
 MOMENTS = {
     "data": ("    from sklearn.datasets import load_digits\n", f"    {WAIT}\n"),
-    "model": ("        optimizer = keras.optimizers.Adam(learning_rate())\n", f"        {WAIT}\n"),
+    "model": ("        optimizer = keras.optimizers.Adam(LEARNING_RATE)\n", f"        {WAIT}\n"),
     "test": (
         "    return evaluation_step(batch, test_metrics)\n",
         f"    tf.numpy_function(lambda: ({WAIT}) and None, [], [])\n",
@@ -787,7 +791,7 @@ def preprocess(batch, seeds, training):
 def create_model_and_optimizer(strategy):
     with strategy.scope():
         layers = [keras.Input([8, 8, 1]), keras.layers.Flatten(), keras.layers.Dense(10)]
-        return keras.Sequential(layers), keras.optimizers.Adam(learning_rate())
+        return keras.Sequential(layers), keras.optimizers.Adam(LEARNING_RATE)
 """,
 )
 

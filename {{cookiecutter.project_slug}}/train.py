@@ -1,93 +1,67 @@
-# {% include "header.py" %}
+# {% include [cookiecutter.script ~ "/header.py", "header.py"] %}
 
-# ----------------------------------------------------------------------------------------------
-# 2. Globals: assigned in `main`, read everywhere
-# ----------------------------------------------------------------------------------------------
+# 2. Globals: assigned in `main`, read everywhere --------------------------------------------------
 
-# {# of 2 and 3: templates/hooks.py, whose blocks the task fills #}
+# {# of 2 and 3: hooks.py, whose blocks the task fills #}
 # {% include "tasks/" ~ cookiecutter.task ~ ".py" %}
 
 
-# ----------------------------------------------------------------------------------------------
-# 4. Steps: one batch, on one replica and on all
-# ----------------------------------------------------------------------------------------------
+# 4. Steps: one batch, on one replica and on all ---------------------------------------------------
 
 
 # {% include "steps.py" %}
 
 
-# ----------------------------------------------------------------------------------------------
-# 5. Loops: many steps
-# ----------------------------------------------------------------------------------------------
+# 5. Loops: many steps -----------------------------------------------------------------------------
 
 
-# {% include "loops.py" %}
+# {% include [cookiecutter.script ~ "/loops.py", "loops.py"] %}
 
 
-# ----------------------------------------------------------------------------------------------
-# 6. Machinery: seldom edited
-# ----------------------------------------------------------------------------------------------
-
-
-# {% include "errors.py" %}
-
-
-# What it says ---------------------------------------------------------------------------------
+# 6. Machinery: seldom edited ----------------------------------------------------------------------
 
 
 # {% include "terminal.py" %}
 
 
-# How a run ends -------------------------------------------------------------------------------
-
-# {% include "signals.py" %}
+# {% include [cookiecutter.script ~ "/signals.py", "signals.py"] %}
 
 
-# Where the replicas are -----------------------------------------------------------------------
+# {% include [cookiecutter.script ~ "/workers.py", "workers.py"] %}
 
 
-# {% include "workers.py" %}
+# {% if cookiecutter.script == "complete" %}
+# {% include "complete/cluster.py" %}
 
 
-# {% include "strategy.py" %}
+# {% endif %}
+# {% include [cookiecutter.script ~ "/strategy.py", "strategy.py"] %}
 
 
-# The update -----------------------------------------------------------------------------------
-
-# {% include "update.py" %}
+# {% include [cookiecutter.script ~ "/update.py", "update.py"] %}
 
 
-# Input ----------------------------------------------------------------------------------------
+# {% include [cookiecutter.script ~ "/input.py", "input.py"] %}
 
 
-# {% include "input.py" %}
+# {% include [cookiecutter.script ~ "/checkpoints.py", "checkpoints.py"] %}
 
 
-# State ----------------------------------------------------------------------------------------
-
-# {% include "checkpoints.py" %}
+# {% include [cookiecutter.script ~ "/run_directory.py", "run_directory.py"] %}
 
 
-# The run directory ----------------------------------------------------------------------------
-
-# {% include "run_directory.py" %}
+# {% include [cookiecutter.script ~ "/export.py", "export.py"] %}
 
 
-# Weights out and in, and other ways to run -----------------------------------------------------
+# {% if cookiecutter.script == "complete" %}
+# {% include "complete/other_modes.py" %}
 
 
-# {% include "weights.py" %}
+# {% endif %}
+# 7. main ------------------------------------------------------------------------------------------
 
 
-# {% include "other_modes.py" %}
+# {% include [cookiecutter.script ~ "/command_line.py", "command_line.py"] %}
 
 
-# ----------------------------------------------------------------------------------------------
-# 7. main
-# ----------------------------------------------------------------------------------------------
-
-
-# {% include "command_line.py" %}
-
-
-# {% include "main.py" %}
+# {% include [cookiecutter.script ~ "/main.py", "main.py"] %}

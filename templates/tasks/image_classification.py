@@ -1,20 +1,14 @@
 # {% extends "hooks.py" %}
 # {% block defaults %}
-GLOBAL_BATCH_SIZE: int = 64  # --global-batch-size: examples a step, of all replicas together
-EPOCHS: int = 30  # --epochs
-LEARNING_RATE: float = 2e-3  # --learning-rate, at its highest
-SCHEDULE: str = "constant"  # --schedule
-WARMUP_STEPS: int = 0  # --warmup-steps
+GLOBAL_BATCH_SIZE: int = 64  # examples a step, of all replicas together
+EPOCHS: int = 30
+LEARNING_RATE: float = 2e-3
 # {% endblock %}
 
 
 def create_datasets():
     # {% block create_datasets %}
-    # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16. For
-    # Fashion-MNIST, [28, 28, 1] uint8 from 0 to 255, which is downloaded:
-    #     (images, labels), test = keras.datasets.fashion_mnist.load_data()
-    #     splits = (images[5000:], labels[5000:]), (images[:5000], labels[:5000]), test
-    #     return [tf.data.Dataset.from_tensor_slices((x[..., None], y)) for x, y in splits]
+    # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16.
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -52,19 +46,10 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Flatten(),
                 keras.layers.Dense(64, activation="silu"),
                 keras.layers.Dropout(0.3),
-                keras.layers.Dense(10, dtype="float32"),  # whatever --precision
+                keras.layers.Dense(10, dtype="float32"),  # in mixed precision too
             ]
         )
-        # For Fashion-MNIST, the network of tensorflow.org/tutorials/distribute/custom_training,
-        # with --epochs 10 --learning-rate 1e-3:
-        #     model = keras.Sequential([keras.Input([28, 28, 1]), keras.layers.Rescaling(1 / 255)])
-        #     for filters in (32, 64):
-        #         model.add(keras.layers.Conv2D(filters, 3, activation="relu"))
-        #         model.add(keras.layers.MaxPooling2D())
-        #     model.add(keras.layers.Flatten())
-        #     model.add(keras.layers.Dense(64, activation="relu"))
-        #     model.add(keras.layers.Dense(10, dtype="float32"))
-        optimizer = keras.optimizers.Adam(learning_rate())
+        optimizer = keras.optimizers.Adam(LEARNING_RATE)
         # {% endblock %}
     return model, optimizer
 
@@ -77,9 +62,7 @@ def create_loss_objects(strategy):
 
 
 def create_metrics(strategy):
-    def metrics():
+    with strategy.scope():
         # {% block metrics %}
-        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+        return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
         # {% endblock %}
-
-    return metrics(), metrics(), metrics()

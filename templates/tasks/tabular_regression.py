@@ -1,10 +1,8 @@
 # {% extends "hooks.py" %}
 # {% block defaults %}
-GLOBAL_BATCH_SIZE: int = 32  # --global-batch-size: examples a step, of all replicas together
-EPOCHS: int = 40  # --epochs
-LEARNING_RATE: float = 3e-3  # --learning-rate, at its highest
-SCHEDULE: str = "constant"  # --schedule
-WARMUP_STEPS: int = 0  # --warmup-steps
+GLOBAL_BATCH_SIZE: int = 32  # examples a step, of all replicas together
+EPOCHS: int = 40
+LEARNING_RATE: float = 3e-3
 # {% endblock %}
 
 
@@ -45,11 +43,11 @@ def create_model_and_optimizer(strategy):
                 keras.Input([10]),
                 keras.layers.Normalization(mean=features.mean(0), variance=features.var(0)),
                 keras.layers.Dense(64, activation="silu", kernel_regularizer=regularizer),
-                keras.layers.Dense(1, dtype="float32"),  # whatever --precision
+                keras.layers.Dense(1, dtype="float32"),  # in mixed precision too
                 keras.layers.Rescaling(targets.std(), offset=targets.mean(), dtype="float32"),
             ]
         )
-        optimizer = keras.optimizers.Adam(learning_rate())
+        optimizer = keras.optimizers.Adam(LEARNING_RATE)
         # {% endblock %}
     return model, optimizer
 
@@ -62,9 +60,7 @@ def create_loss_objects(strategy):
 
 
 def create_metrics(strategy):
-    def metrics():
+    with strategy.scope():
         # {% block metrics %}
-        return [keras.metrics.MeanAbsoluteError(name="mean_absolute_error")]
+        return tuple([keras.metrics.MeanAbsoluteError("mean_absolute_error")] for _ in range(3))
         # {% endblock %}
-
-    return metrics(), metrics(), metrics()

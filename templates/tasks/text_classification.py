@@ -1,10 +1,11 @@
 # {% extends "hooks.py" %}
 # {% block defaults %}
-GLOBAL_BATCH_SIZE: int = 128  # --global-batch-size: examples a step, of all replicas together
-EPOCHS: int = 6  # --epochs
-LEARNING_RATE: float = 1e-3  # --learning-rate, at its highest; 3e-5 is usual for a preset
-SCHEDULE: str = "linear"  # --schedule
-WARMUP_STEPS: int = 0  # --warmup-steps; `main` makes it a tenth of all steps
+GLOBAL_BATCH_SIZE: int = 128  # examples a step, of all replicas together
+EPOCHS: int = 6
+LEARNING_RATE: float = 1e-3  # at its highest; 3e-5 is usual for a preset
+SCHEDULE: str = "linear"  # from there to 0 at the end; see Schedule
+WARMUP_STEPS: int | None = None  # up to there; None is a tenth of all steps
+PRESET: str | None = None  # TODO(you): of KerasHub, "bert_base_en_uncased" say, or its folder
 SEQUENCE_LENGTH: int = 16  # pieces of words that the model reads; what is longer is cut
 # {% endblock %}
 
@@ -51,35 +52,21 @@ def create_datasets():
 
 
 # {% block preprocessor %}
-def is_preset():
-    """Returns whether --init-checkpoint is a preset of KerasHub: a name, or a folder of one."""
-    path = INIT_CHECKPOINT
-    if path is None or Path(f"{path}.index").exists():  # nothing, or a checkpoint
-        return False
-    return not Path(path).exists() or Path(path, "tokenizer.json").exists()
-
-
 @functools.cache
 def create_preprocessor():
     """Returns the layer that turns texts, or pairs of them, into what BERT reads. Its vocabulary
-    is that of a preset, or of the run in --run-dir, or of the one that --init-checkpoint names; or
-    else the words of the training texts, and [UNK] for others."""
+    is that of PRESET; or that of the run in --run-dir, whatever today's texts are; or else the
+    words of the training texts, and [UNK] for others."""
     import collections
 
     import keras_hub
 
     create = keras_hub.models.BertTextClassifierPreprocessor
-    if is_preset():
-        length, config = SEQUENCE_LENGTH, Path(INIT_CHECKPOINT, "config.json")
-        if config.exists():  # one in a folder may have been made for less
-            length = min(length, json.loads(config.read_text())["config"]["max_sequence_length"])
-        return create.from_preset(INIT_CHECKPOINT, sequence_length=length)
-    folders = [Path(args.run_dir)] if list_checkpoints("last") else []  # not today's texts
-    if INIT_CHECKPOINT:  # a run, or a checkpoint or an export in one
-        folders += [Path(INIT_CHECKPOINT), *Path(INIT_CHECKPOINT).parents]
-    kept = [folder / "vocabulary.txt" for folder in folders if (folder / LOG).exists()]
-    if kept and kept[0].exists():
-        vocabulary = kept[0].read_text("utf-8").split("\n")
+    if PRESET:
+        return create.from_preset(PRESET, sequence_length=SEQUENCE_LENGTH)
+    kept = Path(args.run_dir, "vocabulary.txt")
+    if kept.exists():
+        vocabulary = kept.read_text("utf-8").split("\n")
     else:
         texts, _ = read_splits()[0]
         text = " ".join(np.concatenate(tf.nest.flatten(texts))).lower()
@@ -118,8 +105,8 @@ def create_model_and_optimizer(strategy):
     with strategy.scope():
         # {% block model %}
         # This one has the shape of keras_hub.models.BertTextClassifier.
-        if is_preset():
-            backbone = keras_hub.models.BertBackbone.from_preset(INIT_CHECKPOINT)
+        if PRESET:
+            backbone = keras_hub.models.BertBackbone.from_preset(PRESET)
         else:
             backbone = keras_hub.models.BertBackbone(
                 vocabulary_size,
@@ -130,9 +117,9 @@ def create_model_and_optimizer(strategy):
                 max_sequence_length=SEQUENCE_LENGTH,
             )
         pooled = keras.layers.Dropout(0.1)(backbone.output["pooled_output"])
-        logits = keras.layers.Dense(26, dtype="float32")(pooled)  # whatever --precision
+        logits = keras.layers.Dense(26, dtype="float32")(pooled)  # in mixed precision too
         model = keras.Model(backbone.input, logits)
-        optimizer = keras.optimizers.AdamW(learning_rate(), weight_decay=0.01)
+        optimizer = keras.optimizers.AdamW(LEARNING_RATE, weight_decay=0.01)
         # As BERT was trained: the biases, and the scales and shifts of LayerNormalization.
         optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
         # {% endblock %}
@@ -147,9 +134,7 @@ def create_loss_objects(strategy):
 
 
 def create_metrics(strategy):
-    def metrics():
+    with strategy.scope():
         # {% block metrics %}
-        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+        return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
         # {% endblock %}
-
-    return metrics(), metrics(), metrics()

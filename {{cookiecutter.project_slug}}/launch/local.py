@@ -92,7 +92,7 @@ def start_worker(index, addresses, flags):
         stdout=subprocess.PIPE,  # and if this is killed itself, they fail at their next line
         stderr=subprocess.STDOUT,
         # Away from the terminal, whose Ctrl-C would come on top of the SIGTERM that is sent
-        # below: at a second signal train.py ends without saving.
+        # below, at a moment of its own.
         start_new_session=True,
     )
 

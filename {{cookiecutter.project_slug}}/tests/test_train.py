@@ -286,8 +286,10 @@ def train_a_little(mode, *argv):
     """Runs train.py on ten batches of each split. "still" switches off the random layers, whose
     numbers differ from replica to replica."""
     cut_datasets()
+    # {% if cookiecutter.script == "complete" %}
     export = train.export  # once, at the end: the trial at the start takes seconds of each run
     train.export = lambda *args: export(*args) if len(args) == 3 else []
+    # {% endif %}
     if mode == "still":
         create = train.create_model_and_optimizer
         train.create_model_and_optimizer = lambda strategy: still(*create(strategy))
