@@ -61,7 +61,7 @@ SHORT = {
     "test_flags": r"agree.float32|accumulation_|clipping.*4|follow_|skipped|patience_|profile_is"
     r"|come_from.*best",
     "test_faults": r"(kill|term)-one|damaged_checkpoint|full_disk.2600|loss.one|is_named.1",
-    "test_proofs": r"passes_.*image|not_listed|mean-in|contract.*tf-random|slices",
+    "test_proofs": r"passes_.*image.*essential|not_listed|mean-in|contract.*tf-random|slices",
 }
 
 # Of the moments at which runs are killed. A failure shows it, and the variable sets it.
