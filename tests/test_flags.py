@@ -22,7 +22,6 @@ from conftest import (
     finish,
     flags_of,
     fork,
-    read_metrics,
     read_numbers,
     train,
 )
@@ -335,7 +334,7 @@ def test_evaluator_waits_no_longer_than_timeout(script, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------
-# Profile, advice, XLA
+# Profile, XLA
 # --------------------------------------------------------------------------------------------------
 
 
@@ -350,19 +349,6 @@ def test_profile_ends_with_the_run(train_once):
     run = train_once(*PATIENT, "--profile", "20,570")  # Patience ends it before.
     [profile] = run.glob("tensorboard/train/plugins/profile/*/*.xplane.pb")
     assert profile.stat().st_size > 10_000
-
-
-UNPACK = "    images, labels = batch\n"
-
-
-@pytest.mark.parametrize("seconds", [0, 0.2])
-def test_advice_when_data_are_waited_for(seconds, train_once):
-    slow = f"    tf.numpy_function(lambda: __import__('time').sleep({seconds}), [], [])\n"
-    run = train_once(*SHORT, edits=((UNPACK, UNPACK + slow),))
-    output = (run.parent / "output").read_text()
-    assert output.count("waiting for data") == (seconds > 0)
-    waits = [x["input_wait"] for x in read_metrics(run) if x["split"] == "train"]
-    assert seconds == 0 or np.median(waits) > 0.5
 
 
 def test_model_that_xla_cannot_compile_is_named(script, tmp_path):
