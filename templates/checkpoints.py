@@ -37,10 +37,10 @@ def restore(which):
         refuse(f"--run-dir {run_dir} has no best checkpoint; train it first, or put it back")
     try:
         if path:
-            managers[which].checkpoint.restore(str(path)).assert_existing_objects_matched()
+            managers[which].checkpoint.restore(str(path)).assert_consumed()
     except Exception as error:  # of half a dozen kinds, by what is cut short, flipped, or unlike
         reason = str(error).partition("\n")[0]
-        refuse(f"{path} is damaged, or of another model ({reason}); remove it, or put it back")
+        refuse(f"{path} is damaged, or not of this model ({reason}); name another --run-dir")
     seed_replicas()
 
 

@@ -16,10 +16,10 @@ def main(argv=None):
     strategy, strategy_name, DEVICE = create_strategy()
     on_signals(lambda *_: os._exit(143))
     replicas = strategy.num_replicas_in_sync
-    below, rest = GLOBAL_BATCH_SIZE // replicas * replicas, GLOBAL_BATCH_SIZE % replicas
-    if rest:
+    batch, below = GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE // replicas * replicas
+    if below < batch:
         nearest = f"{below or 2 * replicas} or {below + replicas}"
-        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} : {replicas} replicas can share {nearest}")
+        refuse(f"--global-batch-size {batch} doesn't fit: {replicas} replicas can share {nearest}")
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
 
@@ -94,7 +94,7 @@ def main(argv=None):
     iterator = iter(distribute(*sets["train"], training=True, first_step=step)[0])
     # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
-    started, trained, epoch_ends = time.monotonic(), {}, step > 0 and step % STEPS_PER_EPOCH == 0
+    started, trained, epoch_ends = time.monotonic(), "", step > 0 and step % STEPS_PER_EPOCH == 0
     while True:
         if epoch_ends:
             validated = validate(*validation_set)
@@ -106,8 +106,8 @@ def main(argv=None):
             save("last")
             state["best_loss"].assign(min(validated["loss"], state["best_loss"].numpy()))
             log(step, "validation", validated)
-            head = f"epoch {step // STEPS_PER_EPOCH:3}/{EPOCHS}{' *' if is_best else '  '}"
-            say(head, f"validation {describe(validated)}", f"train\0{describe(trained)}")
+            row = f"epoch {step // STEPS_PER_EPOCH:3}/{EPOCHS}{' *' if is_best else '  '}"
+            say(row, f"validation {describe(validated)}", trained and f"train\0{describe(trained)}")
             if step == last_step:
                 break
         if sum_over_workers(int(stopping.is_set())):  # a signal has come to one of them

@@ -26,10 +26,10 @@ def main(argv=None):
     replicas = strategy.num_replicas_in_sync
     parts, sharers = replicas * ACCUMULATION_STEPS, f"{replicas} replicas"
     sharers += f" in {ACCUMULATION_STEPS} parts each" * (ACCUMULATION_STEPS > 1)
-    below, rest = GLOBAL_BATCH_SIZE // parts * parts, GLOBAL_BATCH_SIZE % parts
-    if rest:
+    batch, below = GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE // parts * parts
+    if below < batch:
         nearest = f"{below or 2 * parts} or {below + parts}"
-        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} : {sharers} can share {nearest}")
+        refuse(f"--global-batch-size {batch} doesn't fit: {sharers} can share {nearest}")
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
 
@@ -142,7 +142,7 @@ def main(argv=None):
     iterator = iter(distribute(*sets["train"], training=True, first_step=first)[0])
     # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
-    started, trained, epoch_ends = time.monotonic(), {}, step > 0 and step % STEPS_PER_EPOCH == 0
+    started, trained, epoch_ends = time.monotonic(), "", step > 0 and step % STEPS_PER_EPOCH == 0
     while True:
         if epoch_ends:
             exchange_averages()  # of no effect without --ema-momentum
@@ -156,8 +156,8 @@ def main(argv=None):
             if is_best:
                 state["best_loss"], best_epoch = validated["loss"], epoch
             log(step, "validation", validated)
-            head = f"epoch {epoch:3}/{EPOCHS}{' *' if is_best else '  '}"
-            say(head, f"validation {describe(validated)}", f"train\0{describe(trained)}")
+            row = f"epoch {epoch:3}/{EPOCHS}{' *' if is_best else '  '}"
+            say(row, f"validation {describe(validated)}", trained and f"train\0{describe(trained)}")
             if step == last_step:
                 break
             if args.patience and epoch - best_epoch >= args.patience:
