@@ -78,11 +78,11 @@ def time_epochs(script, epochs, run_dir):
         step = script.state["step"]
         if step % STEPS == 0:
             script.args.checkpoint_every_steps = 10**9 if len(seconds) % 2 else 100
-            script.wait_for_save()
+            wait_for(script.writing)
             started = time.perf_counter()
         values = train(iterator, steps)
         if (step + steps) % STEPS == 0:
-            script.wait_for_save()
+            wait_for(script.writing)
             seconds.append((time.perf_counter() - started) / STEPS)
             print(f"{len(seconds)}: {1 / seconds[-1]:.1f} steps/s", file=sys.stderr)
         return values
@@ -96,6 +96,12 @@ def time_epochs(script, epochs, run_dir):
     script.save = timed_save
     script.main(["--run-dir", run_dir, "--epochs", str(epochs)])
     return seconds, saves
+
+
+def wait_for(writing):
+    """Returns when a checkpoint, if there is one under way, is whole."""
+    if writing:
+        writing.result()
 
 
 if __name__ == "__main__":

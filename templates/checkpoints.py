@@ -1,6 +1,5 @@
 def create_managers():
-    """Returns the managers of checkpoints/last and checkpoints/best, of variables by position: two
-    layers may have one name. They are the same on every worker, but for random states."""
+    """Returns the checkpoints' managers, of variables by position: two layers may have one name."""
     weights = [x for each in tf.nest.flatten(model) for x in each.variables]
     slots = [x.value for each in tf.nest.flatten(optimizer) for x in each.variables]
     kept = {"model": [x.value for x in weights], "names": tf.Variable([x.path for x in weights])}
@@ -31,7 +30,7 @@ def find_checkpoint(which):
 
 
 def restore(which):
-    """Restores the newest checkpoint, if there is one; then gives each replica its random state."""
+    """Restores the newest checkpoint, if any, and each replica's random state. Returns the step."""
     path = find_checkpoint(which)
     if which == "best" and not path:
         refuse(f"--run-dir {run_dir} has no best checkpoint; train it first, or put it back")
@@ -42,6 +41,10 @@ def restore(which):
         reason = str(error).partition("\n")[0]
         refuse(f"{path} is damaged, or not of this model ({reason}); name another --run-dir")
     seed_replicas()
+    step = int(state["step"].numpy())
+    if sum_over_workers(step) != step * WORKERS:
+        refuse(f"--run-dir {run_dir} is not one folder for all workers; name one that they share")
+    return step
 
 
 # {% include "random_state.py" %}

@@ -1,13 +1,11 @@
-# {% block types %}
-# {% endblock %}
 def parse_arguments(argv):
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style, allow_abbrev=False)
     parser.error = refuse  # argparse's own prints the usage first
-    add, modes = parser.add_argument, ["train", "evaluate"]
+    add, strategies = parser.add_argument, ["auto", "one_device", "mirrored", "multi_worker", "tpu"]
     # {% block choices %}
+    modes = ["train", "evaluate"]
     # {% endblock %}
-    strategies = ["auto", "one_device", "mirrored", "multi_worker", "tpu"]
     add("--mode", choices=modes, default="train", help="[%(default)s]")
     add("--run-dir", default="run", help="what the run writes, and resumes from [%(default)s]")
     add("--strategy", choices=strategies, default="auto", help="[%(default)s]")
@@ -30,7 +28,7 @@ def parse_arguments(argv):
         least, most = -(name == "seed"), 2**31 if type(value) is int else math.inf
         # {% endblock %}
         if type(value) in (int, float) and not least < value < most:
-            refuse(f"argument --{name.replace('_', '-')}: '{value}' is out of range")
+            refuse(f"--{name.replace('_', '-')}: '{value}' is not between {least} and {most}")
     # {% block check %}
     # {% endblock %}
     return args

@@ -1,12 +1,18 @@
+# {% block head %}
 def export(folder, examples):
     """Writes a SavedModel of (what stands first in an example), and model.keras of (the features).
     Of several models, the SavedModel runs the first; the others are in model_2.keras, …."""
     weights = [x.numpy() for each in tf.nest.flatten(model) for x in each.variables]
+    # {% endblock %}
     keras.utils.clear_session()  # so that layers count from 1
+    # {% block policy %}
+    # {% endblock %}
     with tf.device("CPU:0"):  # made without a strategy, a copy loads anywhere
         models = tf.nest.flatten(create_model_and_optimizer(tf.distribute.get_strategy())[0])
+        # {% block assign %}
         for copy in (x for each in models for x in each.variables):
             copy.assign(weights.pop(0))
+        # {% endblock %}
     inputs, *others = examples if isinstance(examples, tuple) else (examples,)
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
 
@@ -20,9 +26,11 @@ def export(folder, examples):
 
     part, archive = folder.with_name("export.part"), keras.export.ExportArchive()
     shutil.rmtree(part, ignore_errors=True)
+    # {% block write %}
     archive.track(models[0])
     archive.add_endpoint("serve", serve)
     archive.write_out(part, verbose=False)
     for number, each in enumerate(models, start=1):
         each.save(part / ("model.keras" if number == 1 else f"model_{number}.keras"))
+    # {% endblock %}
     part.rename(folder)

@@ -39,11 +39,10 @@ def create_datasets():
 # {% block preprocessor %}
 # {% endblock %}
 def preprocess(batch, seeds, training):
-    """Turns examples of `create_datasets`, of which each tensor is [batch, …], into (features,),
-    (features, labels) or (features, labels, sample_weight): tensors or structures of them,
-    [batch, …], the weights [batch] float32. `seeds`, [batch, 2] int32, are a function of SEED, the
-    epoch and an example's position in it: draw from nothing else, and a resumed run draws the same.
-    `training` is a Python bool."""
+    """Turns examples of `create_datasets`, all tensors [batch, …], into (features,), (features,
+    labels) or (features, labels, sample_weight): tensors or structures of them, [batch, …], the
+    weights [batch] float32. `seeds`, [batch, 2] int32, are a function of SEED, the epoch and an
+    example's position in it: draw from them alone, and a resumed run draws the same numbers."""
     # {% block preprocess %}
     # {% endblock %}
 
@@ -54,8 +53,7 @@ def create_model_and_optimizer(strategy):
     # {% block before_the_model %}
     # {% endblock %}
     with strategy.scope():
-        # TODO(you): your model. BatchNormalization needs synchronized=True, or replicas change the
-        # result. Their rounding does so later with smooth activations than with kinks, as relu has.
+        # TODO(you): your model. BatchNormalization with synchronized=True, or replicas matter.
         # {% block model %}
         ...  # the task's
         # {% endblock %}

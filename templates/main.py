@@ -16,10 +16,10 @@ def main(argv=None):
     strategy, strategy_name, DEVICE = create_strategy()
     on_signals(lambda *_: os._exit(143))
     replicas = strategy.num_replicas_in_sync
-    batch, below = GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE // replicas * replicas
-    if below < batch:
-        nearest = f"{below or 2 * replicas} or {below + replicas}"
-        refuse(f"--global-batch-size {batch} doesn't fit: {replicas} replicas can share {nearest}")
+    below = GLOBAL_BATCH_SIZE // replicas * replicas
+    if below < GLOBAL_BATCH_SIZE:
+        nearest = f"{replicas} replicas can share {below or 2 * replicas} or {below + replicas}"
+        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} doesn't fit: {nearest}")
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
 
@@ -55,7 +55,8 @@ def main(argv=None):
     with strategy.scope():  # in a traced step it is too late to create variables (keras#23085)
         for each, its in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # {% if cookiecutter.task == "text_classification" %}
-            set_schedule(its)
+            if SCHEDULE != "constant" or WARMUP_STEPS != 0:
+                its.learning_rate = Schedule(float(its.learning_rate.numpy()))
             # {% endif %}
             its.build(each.trainable_variables)
     state = {"step": tf.Variable(np.int64(0)), "best_loss": tf.Variable(np.float64("inf"))}
@@ -65,10 +66,7 @@ def main(argv=None):
         restore("best")
         say(f"test {describe(test(*test_set))}  of {path}")
         return 0
-    restore("last")
-    step = first_step = int(state["step"].numpy())
-    if sum_over_workers(step) != step * WORKERS:
-        refuse(f"--run-dir {run_dir} is not the same folder on all workers; name one that is")
+    step = first_step = restore("last")
     if WORKER == 0:
         # The lines of the log that come again are dropped; of an epoch's end, its validation's too.
         lines = [x for x in read_log() if (x["step"], x["split"] != "train") <= (step, False)]
@@ -85,12 +83,16 @@ def main(argv=None):
         except OSError as error:
             refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another")
         writers = {x: tf.summary.create_file_writer(f"{run_dir}/tensorboard/{x}") for x in splits}
+    sum_over_workers(0)  # by now the chief has written it
+    if sum_over_workers(int((run_dir / "config.json").exists())) < WORKERS:
+        refuse(f"--run-dir {run_dir} is not one folder for all workers; name one that they share")
     resumed = f", resumed at step {step} from {path}" if path else ""
     say(f"{strategy_name} on {replicas} × {DEVICE}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
     # 5. Train, loop by loop, and validate at the end of each epoch. A checkpoint of an epoch's end
     # is of before its validation: a run that resumes there validates again.
-    on_signals(lambda *_: stopping.set())
+    signals = []  # SIGTERM or Ctrl-C, as soon as Python has the word: between loops
+    on_signals(lambda number, _: signals.append(number))
     iterator = iter(distribute(*sets["train"], training=True, first_step=step)[0])
     # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
@@ -110,7 +112,7 @@ def main(argv=None):
             say(row, f"validation {describe(validated)}", trained and f"train\0{describe(trained)}")
             if step == last_step:
                 break
-        if sum_over_workers(int(stopping.is_set())):  # a signal has come to one of them
+        if sum_over_workers(len(signals)):  # to any of them
             if not epoch_ends:  # else it is saved, as of before the validation
                 save("last")
             say(f"stopped, and saved at step {step}; the same command goes on")
@@ -163,6 +165,7 @@ def run(argv=None):
         sys.excepthook(*sys.exc_info())
         code = 1
     if code:
+        time.sleep(WORKERS > 1)  # others may still ask this one for its part of the last sum
         os._exit(code)  # Python's own end would wait for other workers
     sys.exit(0)
 

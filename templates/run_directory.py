@@ -1,3 +1,4 @@
+# {% block read_log %}
 def read_log():
     """Returns the lines of the log, less one that a kill has cut short."""
     path = run_dir / "metrics.jsonl"
@@ -5,22 +6,28 @@ def read_log():
     return [json.loads(text) for text in texts if text.endswith("}")]
 
 
+# {% endblock %}
 def log(step, split, values):
     """Adds a line to the log, and points to TensorBoard's curves."""
     if WORKER == 0:
         line = {"step": step, "epoch": math.ceil(step / STEPS_PER_EPOCH), "split": split, **values}
         with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        kind = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"})
         with writers[split].as_default(step):
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
+            for name, value in values.items():  # tf.summary.scalar would need tensorboard
+                tf.summary.write(name, np.float32(value), metadata=kind)
 
 
 def check_run(config):
     """Refuses what would change the numbers of the run under way. Ends where it is finished."""
+    # {% block edits %}
+    # {% endblock %}
     keys = ["seed", "global_batch_size", "learning_rate", "train_examples", "schedule"]
+    # {% block more_keys %}
     keys += ["warmup_steps", "clip_norm", "ema_momentum", "precision", "recover_from_nan"]
     keys += ["epochs"] * (config.get("schedule", "constant") != "constant")  # it falls until then
+    # {% endblock %}
     try:
         before = dict(json.loads((run_dir / "config.json").read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -28,10 +35,12 @@ def check_run(config):
     for key in keys:
         both = {x.get(key, "no such flag") for x in (before, config)}
         if len(both) == 2 and not both - {None, 0, "constant", "float32"} == {"no such flag"}:
-            refuse(f"{run_dir} holds a run with {key} {before.get(key)}, not {config.get(key)}")
+            refuse(f"{run_dir}/config.json has {key} {before.get(key)}, not {config.get(key)}")
     end, last_line = EPOCHS * STEPS_PER_EPOCH, [{"step": 0, "split": None}, *read_log()][-1]
     if last_line["step"] > end:
         refuse(f"--run-dir {run_dir} is at epoch {last_line['epoch']}, past --epochs {EPOCHS}")
+    # {% block end %}
     if (last_line["step"], last_line["split"]) == (end, "test") and (run_dir / "export").exists():
         say(f"{run_dir} is finished: test {describe(last_line)}; more --epochs would go on")
         raise SystemExit(0)
+    # {% endblock %}

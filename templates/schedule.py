@@ -11,9 +11,3 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         left = 1 - tf.clip_by_value((step - warmup) / max(1, all_steps - warmup), 0, 1)
         share = {"constant": 1.0, "linear": left, "cosine": (1 - tf.cos(math.pi * left)) / 2}
         return self.learning_rate * tf.where(step < warmup, step / max(1, warmup), share[SCHEDULE])
-
-
-def set_schedule(optimizer):
-    """Has an optimizer's learning rate follow SCHEDULE and WARMUP_STEPS."""
-    if SCHEDULE != "constant" or WARMUP_STEPS != 0:
-        optimizer.learning_rate = Schedule(float(optimizer.learning_rate.numpy()))

@@ -42,12 +42,7 @@ def adopt(script, model, optimizer, loss):
     """Give a script a model to train, made in the scope of its strategy."""
     script.model, script.optimizer, script.loss_object = model, optimizer, loss
     optimizer.build(model.trainable_variables)
-    script.gradient_norm = tf.Variable(
-        0.0,
-        trainable=False,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
+    script.gradient_norm = script.keras.metrics.Mean(name="gradient_norm")
 
 
 def share_out(script, batch):

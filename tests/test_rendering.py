@@ -101,8 +101,7 @@ def count_lines(text):
 
 def test_script_is_read_in_one_sitting(answers, render, tmp_path):
     text = (render(tmp_path, **answers) / "train.py").read_text(encoding="utf-8")
-    # Of the complete script, 1,300 lines are the aim.
-    limits = {"essential": (750, 380), "complete": (1430, 430)}[answers["script"]]
+    limits = {"essential": (750, 380), "complete": (1300, 430)}[answers["script"]]
     more = 100 if answers["task"] == "text_classification" else 0
     for lines, limit in zip(count_lines(text), limits, strict=True):
         assert lines <= limit + more

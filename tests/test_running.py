@@ -192,8 +192,9 @@ except SystemExit as end:
     assert end.code == 0""",
     )
     assert "written to run" in output
-    assert not (tmp_path / "run" / "tensorboard").exists()
     assert len(read_metrics(tmp_path / "run")) == 3
+    for split in ("train", "validation", "test"):  # for where there is one
+        assert list((tmp_path / "run" / "tensorboard" / split).glob("events*"))
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")

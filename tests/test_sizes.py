@@ -185,10 +185,13 @@ def test_essential_script_refuses_a_tf_config_in_a_line(config, essential, tmp_p
     assert "TF_CONFIG" in line and '"cluster"' in line
 
 
-def test_workers_of_an_essential_script_need_one_folder(essential, train_once, tmp_path):
+@pytest.mark.parametrize("is_begun", [False, True], ids=["new", "begun"])
+def test_workers_of_an_essential_script_need_one_folder(is_begun, essential, train_once, tmp_path):
     script = edit(essential, tmp_path)
-    shutil.copytree(train_once(*FLAGS[:2], "--epochs", "2", "--replicas", "2"), tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "export")
+    if is_begun:
+        run_dir = train_once(*FLAGS[:2], "--epochs", "2", "--replicas", "2")
+        shutil.copytree(run_dir, tmp_path / "run")
+        shutil.rmtree(tmp_path / "run" / "export")
     (tmp_path / "other").mkdir()
     other = edit(essential, tmp_path / "other")
     ports = find_free_ports(2)
@@ -201,7 +204,7 @@ def test_workers_of_an_essential_script_need_one_folder(essential, train_once, t
     for process in pair:
         code, _, errors = finish(process, timeout=60)
         assert code == 2
-        assert "not the same folder" in errors
+        assert "not one folder for all workers" in errors
 
 
 # --------------------------------------------------------------------------------------------------

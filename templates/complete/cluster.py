@@ -31,36 +31,38 @@ def meet(addresses):
                 missing.pop(int(connection.recv(9, socket.MSG_WAITALL)), None)
 
 
-def broadcast(array):
-    """Returns the chief's array on every worker, bit by bit: a sum of which only its own numbers
-    aren't 0."""
-    numbers = np.frombuffer(array.tobytes() + bytes(-array.nbytes % 8), np.int64)
-    content = sum_over_workers(numbers * (WORKER == 0)).tobytes()[: array.nbytes]
-    return np.frombuffer(content, array.dtype).reshape(array.shape)
+def broadcast(value):
+    """Returns the chief's value on every worker: the sum of its pickle and of others' zeros."""
+    if WORKERS == 1:
+        return value
+    content = pickle.dumps(value) if WORKER == 0 else b""
+    size = sum_over_workers(-(-len(content) // 8))
+    content = np.frombuffer(content.ljust(8 * size, b"\0"), np.int64)
+    pieces = np.split(content, range(1 << 24, size, 1 << 24))  # a message has at most 2 GiB
+    return pickle.loads(b"".join(sum_over_workers(piece).tobytes() for piece in pieces))
 
 
-@contextlib.contextmanager
-def end_as_the_chief():
-    """Ends all workers where the chief, who alone reads and writes the run, ends in the block."""
-    code = -1
+def ask_the_chief(function, *arguments):
+    """Returns on all workers what a function returns on the chief, who alone reads and writes the
+    run: others needn't be able to. Where it ends the chief, all end."""
+    value, code = None, None
     try:
-        yield
+        if WORKER == 0:
+            value = function(*arguments)
     except SystemExit as end:
         code = end.code
-    code = int(broadcast(np.array(code)))
-    if code >= 0:
+    value, code = broadcast((value, code))
+    if code is not None:
         raise SystemExit(code)
+    return value
 
 
 def check_workers(facts):
     """Ends all workers, in a line with both values, where a fact is not the chief's on one."""
-    own = json.loads(json.dumps(facts))
-    text = json.dumps(own).encode().ljust(1 << 14)
-    chiefs = json.loads(broadcast(np.frombuffer(text, np.uint8)).tobytes())
-    said = np.zeros([WORKERS, 1000], np.int64)  # of each worker, for all to read
-    for key in [key for key in own if own[key] != chiefs.get(key)][:1]:
-        line = f"worker {WORKER} has {key} {own[key]}, the chief {chiefs.get(key)}".encode()[:1000]
-        said[WORKER, : len(line)] = np.frombuffer(line, np.uint8)
-    for line in sum_over_workers(said).astype(np.uint8):
-        if line.any():
-            refuse(line.tobytes().rstrip(b"\0").decode() + "; start all with the same")
+    text, texts = json.dumps(facts).encode(), np.zeros([WORKERS, 1 << 14], np.int64)
+    texts[WORKER, : len(text)] = np.frombuffer(text, np.uint8)
+    texts = sum_over_workers(texts).astype(np.uint8)  # of each worker, for all to read
+    chiefs, *others = [json.loads(row.tobytes().rstrip(b"\0")) for row in texts]
+    for worker, its in enumerate(others, start=1):
+        for key in (key for key in its if its[key] != chiefs.get(key)):
+            refuse(f"worker {worker} has {key} {its[key]}, but the chief has {chiefs.get(key)}")

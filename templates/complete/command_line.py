@@ -1,16 +1,7 @@
 # {% extends "command_line.py" %}
-# {% block types %}
-def step_range(text):
-    steps = re.fullmatch(r"(\d+),(\d+)", text)
-    if not steps or not 1 <= int(steps[1]) <= int(steps[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,LAST: two steps from 1 up")
-    return int(steps[1]), int(steps[2])
-
-
-# {% endblock %}
 def parse_arguments(argv):
     # {% block choices %}
-    modes.append("continuous_evaluate")
+    modes = ["train", "evaluate", "continuous_evaluate"]
     precisions = ["float32", "mixed_bfloat16", "mixed_float16"]
     schedules = ["constant", "cosine", "linear"]
     # {% endblock %}
@@ -26,14 +17,16 @@ def parse_arguments(argv):
     add("--recover-from-nan", type=int, default=0, help="times, from where the loop began [0]")
     add("--init-checkpoint", metavar="PATH", help="of the first weights: see README.md")
     add("--timeout", type=float, help="seconds to wait for workers, or checkpoints")
-    add("--profile", type=step_range, metavar="FIRST,LAST", help="steps, of whole loops")
+    add("--profile", metavar="FIRST,LAST", help="steps, of whole loops")
     # {% endblock %}
     for name, value in vars(args).items():
         # {% block limits %}
         least = -(name in ("seed", "warmup_steps", "recover_from_nan"))  # of these, 0 is one too
-        most = 2**31 if type(value) is int else math.inf
+        most = 1 if name == "ema_momentum" else 2**31 if type(value) is int else math.inf
         # {% endblock %}
     # {% block check %}
-    if (args.ema_momentum or 0) >= 1:
-        refuse(f"argument --ema-momentum: '{args.ema_momentum}' is not between 0 and 1")
+    steps = re.fullmatch(r"(\d+),(\d+)", args.profile or "1,1")
+    if not steps or not 1 <= int(steps[1]) <= int(steps[2]):
+        refuse(f"--profile: {args.profile!r} is not FIRST,LAST: two steps from 1 up")
+    args.profile = args.profile and [int(step) for step in steps.groups()]
     # {% endblock %}

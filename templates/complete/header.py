@@ -1,17 +1,17 @@
 # {% extends "header.py" %}
 # {% block imports %}
+# {% if cookiecutter.task == "text_classification" %}
 import argparse
 import ast
-import atexit
 import concurrent.futures
 import contextlib
 import datetime
 import functools
 import hashlib
-import importlib.util
 import json
 import math
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -22,9 +22,32 @@ import tempfile
 import textwrap
 import threading
 import time
-import traceback
 from pathlib import Path
 
+# {% else %}
+import argparse
+import ast
+import concurrent.futures
+import contextlib
+import datetime
+import hashlib
+import json
+import math
+import os
+import pickle
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+# {% endif %}
 # {% endblock %}
 # {% block before_tensorflow %}
 if __name__ == "__main__":  # until `main` listens: no traceback of the imports

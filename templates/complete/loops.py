@@ -4,15 +4,14 @@ def run_steps(distributed_step, iterator, steps):
     for each value. Returns the sums of the losses and of their weights, [2] float64, and the
     seconds spent waiting for data, [] float64."""
     sums, waited = tf.zeros([2], tf.float64), tf.zeros([], tf.float64)
+    weights = tf.nest.flatten(model)[0].trainable_variables[0].value  # they get their gradient last
     for _ in tf.range(steps):
-        with after_last_update():
-            ready = clock()
+        ready = clock([tf.convert_to_tensor(weights)])
         batch = next_batch(iterator)
         parts = [x for x in tf.nest.flatten(batch, expand_composites=True) if x is not None]
-        with tf.control_dependencies(parts):
-            waited += tf.maximum(clock() - ready, 0.0)
+        waited += tf.maximum(clock(parts) - ready, 0.0)
         sums += tf.cast(distributed_step(batch), tf.float64)
-    with after_last_update():  # a loop that returns has not finished on a GPU; whoever reads has
+    with tf.control_dependencies([tf.convert_to_tensor(weights)]):  # a GPU may still be at work
         return tf.identity(sums), waited
 
 
@@ -29,11 +28,10 @@ def run_loop(distributed_step, metrics, iterator, steps):
 def train(iterator, steps):
     """Runs a loop of training. Returns the values of its line in the log."""
     started = time.perf_counter()
-    values, waited = run_loop(distributed_train_step, train_metrics, iterator, steps)
+    metrics = [*train_metrics, gradient_norm] if CLIP_NORM else train_metrics
+    values, waited = run_loop(distributed_train_step, metrics, iterator, steps)
     seconds = time.perf_counter() - started
     values["learning_rate"] = float(tf.nest.flatten(optimizer)[0].learning_rate.numpy())
-    if CLIP_NORM:
-        values["gradient_norm"] = float(gradient_norm.read_value())
     speed = steps * GLOBAL_BATCH_SIZE / seconds
     return {**values, "examples_per_second": speed, "input_wait": waited / seconds}
 

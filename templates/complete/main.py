@@ -1,7 +1,7 @@
 def main(argv=None):
     """Returns the exit code, 0. Wrong input (2) and a run that can't go on end by SystemExit."""
     global args, strategy, model, optimizer, loss_object, compute_gradients, run_dir, state
-    global train_metrics, validation_metrics, test_metrics, gradient_norm, scratch
+    global train_metrics, validation_metrics, test_metrics, gradient_norm, scratch, writers
     global GLOBAL_BATCH_SIZE, EPOCHS, LEARNING_RATE, SEED, STEPS_PER_EPOCH, WORKER, WORKERS, DEVICE
     global SCHEDULE, WARMUP_STEPS, ACCUMULATION_STEPS, CLIP_NORM, PRECISION
 
@@ -21,7 +21,6 @@ def main(argv=None):
     strategy, strategy_name, DEVICE = create_strategy()
     # AutoGraph's files go there too: an end by a signal leaves it no time to remove them.
     tempfile.tempdir = scratch = tempfile.mkdtemp(prefix="train-")
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     listen_for_signals()
     replicas = strategy.num_replicas_in_sync
     parts, sharers = replicas * ACCUMULATION_STEPS, f"{replicas} replicas"
@@ -34,9 +33,8 @@ def main(argv=None):
         tf.config.experimental.enable_op_determinism()
 
     # 2. Load the data, split by split, so that only one is in memory twice.
-    splits, datasets, sets = ("train", "validation", "test"), list(create_datasets()), {}
-    for split in splits:
-        sets[split] = load(datasets.pop(0), split)
+    splits, datasets = ("train", "validation", "test"), list(create_datasets())
+    sets = {split: load(datasets.pop(0), split) for split in splits}
     size = sets["train"][1]
     if GLOBAL_BATCH_SIZE > size:
         refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} is above the {size} training examples")
@@ -57,16 +55,11 @@ def main(argv=None):
     facts = {"examples": [x for _, x in sets.values()], **config}
     facts["train.py"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     check_workers({key: x for key, x in facts.items() if key not in own})
-    path = values = None
-    with end_as_the_chief():
-        if WORKER == 0 and args.mode == "train":
-            path, values = find_start()
-            if path:
-                check_run(config)
-        elif WORKER == 0 and args.mode == "evaluate":
-            path, values = find_checkpoint("best")
-            if not path:
-                refuse(f"--run-dir {run_dir} has no checkpoint to evaluate; train it first")
+    path, values = None, {}
+    if args.mode != "continuous_evaluate":
+        path, values = ask_the_chief(find_checkpoint, "best" if args.mode == "evaluate" else "last")
+    if path and args.mode == "train":
+        ask_the_chief(check_run, config)
     # {% if cookiecutter.task == "text_classification" %}
     if WORKER == 0 and args.mode == "train" and not path:
         (run_dir / "vocabulary.txt").unlink(missing_ok=True)  # of a start that saved nothing
@@ -79,8 +72,7 @@ def main(argv=None):
 
     # 4. Create the model and what belongs to it; restore it.
     if WORKER == 0 and args.mode == "train" and not path:  # to know it before hours of training
-        for problem in export(Path(scratch, "export"), sets["test"][0]):
-            say(problem)
+        export(Path(scratch, "export"), sets["test"][0])
     keras.utils.clear_session()  # so that layers count from 1
     keras.utils.set_random_seed(SEED)
     keras.config.set_dtype_policy(PRECISION)
@@ -88,61 +80,52 @@ def main(argv=None):
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
     check_batch_normalization(replicas)
-    if WORKER == 0 and args.mode == "train" and args.init_checkpoint and not path:
+    if args.mode == "train" and args.init_checkpoint and not path:
         load_weights(args.init_checkpoint)
     with strategy.scope():  # in a traced step it is too late to create variables (keras#23085)
         for its in tf.nest.flatten(optimizer):
-            set_schedule(its)
+            if SCHEDULE != "constant" or WARMUP_STEPS != 0:
+                its.learning_rate = Schedule(float(its.learning_rate.numpy()))
             its.use_ema, its.ema_momentum = bool(args.ema_momentum), args.ema_momentum
         if PRECISION == "mixed_float16":
             optimizer = tf.nest.map_structure(keras.optimizers.LossScaleOptimizer, optimizer)
         for each, its in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             its.build(each.trainable_variables)
-        gradient_norm = tf.Variable(  # which each replica assigns for itself
-            0.0,
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+        gradient_norm = keras.metrics.Mean(name="gradient_norm")
     if args.jit_compile:  # not the update: XLA can't sum over replicas on CPUs
         compute_gradients = tf.function(compute_gradients, jit_compile=True)
     if ACCUMULATION_STEPS > 1:
         compute_gradients = accumulate(compute_gradients)
     validation_set, test_set = (distribute(*sets[split], training=False) for split in splits[1:])
     if args.mode == "evaluate":
-        check_fit(path, values, "model")
-        restore(values, "model")
+        restore(path, values, "model")
         say(f"test {describe(test(*test_set))}  of {path}")
         return 0
     if args.mode == "continuous_evaluate":
         evaluate_continuously(*validation_set)
         return 0
     state = {"step": 0, "best_loss": math.inf}
-    if broadcast(np.array("skipped" in (values or {}) or args.recover_from_nan > 0)):
+    if "skipped" in values or args.recover_from_nan:
         state |= {"recoveries": 0, "skipped": 0}
-    best_epoch = int(broadcast(np.array([0, *list_checkpoints("best")][-1]))) // STEPS_PER_EPOCH
-    with end_as_the_chief():
-        check_fit(path, values, *variables())
-    restore(values, *variables())
-    counters = np.array([(values or {}).get(name, value) for name, value in state.items()], float)
-    for name, value in zip(state, broadcast(counters), strict=True):
-        state[name] = type(state[name])(value)
+    state = {name: type(value)(values.get(name, value)) for name, value in state.items()}
+    best_epoch = broadcast([0, *list_checkpoints("best")][-1]) // STEPS_PER_EPOCH
     step = first_step = state["step"]
-    values = None  # which is as large as the model
+    restore(path, values, *variables())
+    values = {}  # they are as large as the model
     take_snapshot()
-    with end_as_the_chief():
-        if WORKER == 0:
-            open_run(config, step)
+    ask_the_chief(open_run, config, step)
+    if WORKER == 0:
+        writers = {x: tf.summary.create_file_writer(f"{run_dir}/tensorboard/{x}") for x in splits}
     resumed = f", resumed at step {step} from {path}" if path else ""
     say(f"{strategy_name} on {replicas} × {DEVICE}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
     # 5. Train, loop by loop, and validate at the end of each epoch. A checkpoint of an epoch's end
     # is of before its validation: a run that resumes there validates again.
-    first = step + state.get("skipped", 0)
-    iterator = iter(distribute(*sets["train"], training=True, first_step=first)[0])
+    iterator = iter(distribute(*sets["train"], True, step + state.get("skipped", 0))[0])
     # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
-    started, trained, epoch_ends = time.monotonic(), "", step > 0 and step % STEPS_PER_EPOCH == 0
+    started, trained, profiling = time.monotonic(), "", False
+    epoch_ends = step > 0 and step % STEPS_PER_EPOCH == 0
     while True:
         if epoch_ends:
             exchange_averages()  # of no effect without --ema-momentum
@@ -165,7 +148,12 @@ def main(argv=None):
                 break
         nth = (step % STEPS_PER_EPOCH * loops + loops - 1) // STEPS_PER_EPOCH + 1
         end = step - step % STEPS_PER_EPOCH + nth * STEPS_PER_EPOCH // loops
-        profile(step + 1, end)
+        wanted = bool(args.profile) and step < args.profile[1] and args.profile[0] <= end
+        if wanted and not profiling:
+            tf.profiler.experimental.start(str(run_dir / "tensorboard" / "train"))
+        elif profiling and not wanted:
+            tf.profiler.experimental.stop()
+        profiling = wanted
         trained = train(iterator, end - step)
         state["step"], epoch_ends = end, False
         if not (math.isfinite(trained["loss"]) and take_snapshot()):
@@ -180,13 +168,14 @@ def main(argv=None):
         step, epoch_ends = end, end % STEPS_PER_EPOCH == 0
         if saves and not epoch_ends:
             save()
-    profile(math.inf, math.inf)  # has ended, unless the run has ended in it
-    wait_for_save()
+    if profiling:
+        tf.profiler.experimental.stop()
+    if writing:
+        writing.result()
 
     # 6. Test the best checkpoint.
-    with end_as_the_chief():
-        path, values = find_checkpoint("best") if WORKER == 0 else (None, None)
-    restore(values, "model")
+    path, values = ask_the_chief(find_checkpoint, "best")
+    restore(path, values, "model")
     tested = test(*test_set)
     if WORKER == 0:  # a run with a test line is finished once it has its export, not one of before
         shutil.rmtree(run_dir / "export", ignore_errors=True)
@@ -196,8 +185,7 @@ def main(argv=None):
     # 7. Export it.
     if WORKER == 0:
         weights = [x.numpy() for x in variables()["model"]]
-        for problem in export(run_dir / "export", sets["test"][0], weights):
-            say(problem)
+        export(run_dir / "export", sets["test"][0], weights)
     say(f"written to {run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
     sum_over_workers(0)  # who went before the others would be missed
     return 0
@@ -216,6 +204,7 @@ def run(argv=None):
             interrupt()
     if code:
         leave(code)  # Python's own end would wait for other workers
+    shutil.rmtree(scratch, ignore_errors=True)
     sys.exit(0)
 
 
