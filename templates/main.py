@@ -117,7 +117,7 @@ def main(argv=None):
                 save("last")
             say(f"stopped, and saved at step {step}; the same command goes on")
             os._exit(143)  # Python's own end would wait for all workers
-        nth = (step % STEPS_PER_EPOCH * loops + loops - 1) // STEPS_PER_EPOCH + 1
+        nth = math.ceil((step % STEPS_PER_EPOCH + 1) * loops / STEPS_PER_EPOCH)  # of these is next
         end = step - step % STEPS_PER_EPOCH + nth * STEPS_PER_EPOCH // loops
         trained = train(iterator, end - step)
         if not (math.isfinite(trained["loss"]) and are_finite()):

@@ -25,18 +25,18 @@ def check_run(config):
     # {% endblock %}
     keys = ["seed", "global_batch_size", "learning_rate", "train_examples", "schedule"]
     # {% block more_keys %}
-    keys += ["warmup_steps", "clip_norm", "ema_momentum", "precision", "recover_from_nan"]
-    keys += ["epochs"] * (config.get("schedule", "constant") != "constant")  # it falls until then
+    keys += ["clip_norm", "ema_momentum", "warmup_steps", "precision", "recover_from_nan"]
     # {% endblock %}
+    absent = dict(schedule="constant", precision="float32", warmup_steps=0, recover_from_nan=0)
     try:
-        before = dict(json.loads((run_dir / "config.json").read_text("utf-8")))
+        before, lines = dict(json.loads((run_dir / "config.json").read_text("utf-8"))), read_log()
     except (OSError, ValueError, TypeError) as error:
-        refuse(f"{run_dir}/config.json can't be read ({error}), so whose run is it? Restore it")
+        refuse(f"{run_dir}/config.json or metrics.jsonl can't be read ({error}); restore it")
     for key in keys:
-        both = {x.get(key, "no such flag") for x in (before, config)}
-        if len(both) == 2 and not both - {None, 0, "constant", "float32"} == {"no such flag"}:
-            refuse(f"{run_dir}/config.json has {key} {before.get(key)}, not {config.get(key)}")
-    end, last_line = EPOCHS * STEPS_PER_EPOCH, [{"step": 0, "split": None}, *read_log()][-1]
+        old, new = (each.get(key, absent.get(key)) for each in (before, config))
+        if old != new:
+            refuse(f"{run_dir}/config.json has {key} {old}, not {new}")
+    end, last_line = EPOCHS * STEPS_PER_EPOCH, [{"step": 0, "split": None}, *lines][-1]
     if last_line["step"] > end:
         refuse(f"--run-dir {run_dir} is at epoch {last_line['epoch']}, past --epochs {EPOCHS}")
     # {% block end %}

@@ -28,9 +28,8 @@ def create_strategy():
         return tf.distribute.MultiWorkerMirroredStrategy(), name, kind
     if replicas:
         tf.config.set_visible_devices([], "GPU")
-        shares = [tf.config.LogicalDeviceConfiguration()] * replicas
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, shares)
+        parts = [tf.config.LogicalDeviceConfiguration()] * replicas
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
     if name == "mirrored":
         return tf.distribute.MirroredStrategy(devices), name, kind

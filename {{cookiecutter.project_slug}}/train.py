@@ -54,7 +54,13 @@
 
 
 # {% if cookiecutter.script == "complete" %}
-# {% include "complete/other_modes.py" %}
+# {% include "complete/first_weights.py" %}
+
+
+# {% include "complete/recovery.py" %}
+
+
+# {% include "complete/evaluator.py" %}
 
 
 # {% endif %}

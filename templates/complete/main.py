@@ -25,10 +25,10 @@ def main(argv=None):
     replicas = strategy.num_replicas_in_sync
     parts, sharers = replicas * ACCUMULATION_STEPS, f"{replicas} replicas"
     sharers += f" in {ACCUMULATION_STEPS} parts each" * (ACCUMULATION_STEPS > 1)
-    batch, below = GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE // parts * parts
-    if below < batch:
-        nearest = f"{below or 2 * parts} or {below + parts}"
-        refuse(f"--global-batch-size {batch} doesn't fit: {sharers} can share {nearest}")
+    below = GLOBAL_BATCH_SIZE // parts * parts
+    if below < GLOBAL_BATCH_SIZE:
+        nearest = f"{sharers} can share {below or 2 * parts} or {below + parts}"
+        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} doesn't fit: {nearest}")
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
 
@@ -146,7 +146,7 @@ def main(argv=None):
             if args.patience and epoch - best_epoch >= args.patience:
                 say(f"stopped: no lower validation loss than epoch {best_epoch}'s since")
                 break
-        nth = (step % STEPS_PER_EPOCH * loops + loops - 1) // STEPS_PER_EPOCH + 1
+        nth = math.ceil((step % STEPS_PER_EPOCH + 1) * loops / STEPS_PER_EPOCH)  # of these is next
         end = step - step % STEPS_PER_EPOCH + nth * STEPS_PER_EPOCH // loops
         wanted = bool(args.profile) and step < args.profile[1] and args.profile[0] <= end
         if wanted and not profiling:

@@ -69,7 +69,7 @@ def check_run(config):
         )
     # {% endblock %}
     # {% block more_keys %}
-    keys += ["warmup_steps", "clip_norm", "ema_momentum", "precision", "init_checkpoint"]
+    keys += ["clip_norm", "ema_momentum", "warmup_steps", "precision", "init_checkpoint"]
     keys += ["epochs"] * (SCHEDULE != "constant")  # it falls until then
     # {% endblock %}
     # {% block end %}

@@ -18,8 +18,8 @@ def on_signals(handler):
 
 
 def interrupt(reader=None):
-    """Ends with exit code 143. The chief first writes its copy of where the last loop ended: so
-    nobody waits for a step that a lost worker may never finish. It comes out the same again."""
+    """Ends with exit code 143, given a reader once a byte comes. The chief first writes its copy of
+    where the last loop ended: so nobody waits for a step that a lost worker may never finish."""
     if reader:
         os.read(reader, 1)
         ending.acquire()
