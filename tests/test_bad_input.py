@@ -151,29 +151,33 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(script, train_once, tmp_path_factory):
+def outcomes(once, script, train_once, tmp_path_factory):
     """Return what became of COMMANDS, by name: the answer, and whether anything was touched."""
-    run_dir = train_once(*RUN_FLAGS)
-    folders, commands = {}, []
-    for name, (flags, variables, _) in COMMANDS.items():
-        folder = folders[name] = tmp_path_factory.mktemp("refused")
-        (folder / "file").write_text("mine")
-        (folder / "empty").mkdir()
-        (folder / "other").mkdir()
-        (folder / "other" / "config.json").write_text("mine")
-        if name.startswith("another "):
-            shutil.copytree(run_dir, folder / "run")
-        if name == "another config, damaged":
-            (folder / "run" / "config.json").write_text("{")
-        if name == "another config, missing":
-            (folder / "run" / "config.json").unlink()
-        # One that isn't refused, by mistake, is at least short.
-        flags = [*(() if "--epochs" in flags else RUN_FLAGS), *flags]
-        commands.append(as_command(script, folder, flags, variables))
-    before = {name: hash_tree(folder) for name, folder in folders.items()}
-    given = dict(zip(COMMANDS, ask_child("commands", json.dumps(commands)), strict=True))
-    touched = {name: hash_tree(folder) != before[name] for name, folder in folders.items()}
-    return {name: (given[name], touched[name]) for name in COMMANDS}
+
+    def run_commands():
+        run_dir = train_once(*RUN_FLAGS)
+        folders, commands = {}, []
+        for name, (flags, variables, _) in COMMANDS.items():
+            folder = folders[name] = tmp_path_factory.mktemp("refused")
+            (folder / "file").write_text("mine")
+            (folder / "empty").mkdir()
+            (folder / "other").mkdir()
+            (folder / "other" / "config.json").write_text("mine")
+            if name.startswith("another "):
+                shutil.copytree(run_dir, folder / "run")
+            if name == "another config, damaged":
+                (folder / "run" / "config.json").write_text("{")
+            if name == "another config, missing":
+                (folder / "run" / "config.json").unlink()
+            # One that isn't refused, by mistake, is at least short.
+            flags = [*(() if "--epochs" in flags else RUN_FLAGS), *flags]
+            commands.append(as_command(script, folder, flags, variables))
+        before = {name: hash_tree(folder) for name, folder in folders.items()}
+        given = dict(zip(COMMANDS, ask_child("commands", json.dumps(commands)), strict=True))
+        touched = {name: hash_tree(folder) != before[name] for name, folder in folders.items()}
+        return {name: (given[name], touched[name]) for name in COMMANDS}
+
+    return once(run_commands)
 
 
 def as_command(script, folder, flags, variables=None):
@@ -281,25 +285,28 @@ CHANGES = {"empty": "take(0)", "unknown": "filter(lambda _, label: label > 4)", 
 
 
 @pytest.fixture(scope="module")
-def outcomes_of_changes(script, tmp_path_factory):
+def outcomes_of_changes(once, script, tmp_path_factory):
     """Return what became of runs with changed data sets, by the change and the set's position."""
-    commands = {}
-    for change, call in CHANGES.items():
-        for position in range(3):
-            edited = edit(script, tmp_path_factory.mktemp("edited"), change_split(position, call))
-            folder = tmp_path_factory.mktemp("refused")
-            commands[change, position] = as_command(edited, folder, RUN_FLAGS)
-    answers = ask_child("commands", json.dumps(list(commands.values())))
-    return {
-        key: (answer, commands[key]["folder"])
-        for key, answer in zip(commands, answers, strict=True)
-    }
+
+    def run_changes():
+        commands = {}
+        for change, call in CHANGES.items():
+            for position in range(3):
+                folder = tmp_path_factory.mktemp("edited")
+                edited = edit(script, folder, change_split(position, call))
+                folder = tmp_path_factory.mktemp("refused")
+                commands[f"{change} {position}"] = as_command(edited, folder, RUN_FLAGS)
+        answers = ask_child("commands", json.dumps(list(commands.values())))
+        folders = [command["folder"] for command in commands.values()]
+        return dict(zip(commands, zip(answers, folders, strict=True), strict=True))
+
+    return once(run_changes)
 
 
 @pytest.mark.parametrize(("position", "split"), [(0, "train"), (1, "validation"), (2, "test")])
 @pytest.mark.parametrize("change", CHANGES)
 def test_data_set_of_no_known_size_is_refused(change, position, split, outcomes_of_changes):
-    answer, folder = outcomes_of_changes[change, position]
+    answer, folder = outcomes_of_changes[f"{change} {position}"]
     assert_refused(answer, "create_datasets", split, "assert_cardinality")
     assert list(Path(folder).iterdir()) == []
 

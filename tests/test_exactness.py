@@ -148,20 +148,26 @@ EVALUATED = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def evaluated(train_once):
-    """Return the runs whose evaluations are compared, and what NumPy says of their exports."""
-    runs = {f"64-by-{count}": train_without_dropout(train_once, count) for count in (1, 2, 4)}
-    for name, (batch_size, replicas, edits) in EVALUATED.items():
+    """Return a function that trains one of EVALUATED, or with eight epochs and without dropout."""
+
+    def train_by_name(name):
+        if name not in EVALUATED:
+            return train_without_dropout(train_once, int(name[-1]))
+        batch_size, replicas, edits = EVALUATED[name]
         flags = ("--epochs", "1", "--global-batch-size", str(batch_size), *flags_of(replicas))
-        runs[name] = train_once(*flags, edits=edits)
-    answers = ask_child("evaluations", *runs.values())
-    return {name: (runs[name], answer) for name, answer in zip(runs, answers, strict=True)}
+        return train_once(*flags, edits=edits)
+
+    return train_by_name
 
 
 @pytest.mark.parametrize("name", ["64-by-1", "64-by-2", "64-by-4", *EVALUATED])
 def test_evaluation_counts_every_example_once(name, evaluated):
-    run, exports = evaluated[name]
+    run = evaluated(name)
+    [exports] = ask_child("evaluations", run)  # by NumPy
+    sizes = {"sizes-by-1": [3, 65], "sizes-by-4": [65, 3]}.get(name, [270, 270])
+    assert [exports["SavedModel"][x]["examples"] for x in ("validation", "test")] == sizes
     lines = read_numbers(run)
     logged = {
         # The export is of the epoch with the lowest loss.
@@ -178,20 +184,10 @@ def test_evaluation_counts_every_example_once(name, evaluated):
                 assert logged[split][key] == value, f"{split} {key} of {export}"
 
 
-def test_evaluation_had_all_sizes(evaluated):
-    sizes = {
-        name: [exports["SavedModel"][split]["examples"] for split in ("validation", "test")]
-        for name, (_, exports) in evaluated.items()
-    }
-    assert sizes["64-by-1"] == sizes["7-by-1"] == [270, 270]
-    assert sizes["sizes-by-1"] == [3, 65]
-    assert sizes["sizes-by-4"] == [65, 3]
-
-
 def test_sample_weights_hold_for_any_replicas(evaluated):
-    one, two = (drop_texts(read_numbers(evaluated[f"weighted-by-{n}"][0])) for n in (1, 2))
+    one, two = (drop_texts(read_numbers(evaluated(f"weighted-by-{n}"))) for n in (1, 2))
     assert_close(two, one, 1e-5)
-    unweighted = drop_texts(read_numbers(evaluated["64-by-1"][0]))
+    unweighted = drop_texts(read_numbers(evaluated("64-by-1")))
     # The weights' mean is 2.25, but a loss is the mean by weight, in training as in evaluation.
     assert one[0]["train loss"] != pytest.approx(unweighted[0]["train loss"], rel=1e-3)
     assert one[0]["train loss"] == pytest.approx(unweighted[0]["train loss"], rel=0.3)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import FLAGS, TIMEOUT, edit, environment, finish, read_numbers
+from conftest import FLAGS, TIMEOUT, ask_child, edit, environment, finish, read_numbers
 
 # How each train.py of a test begins. It runs in the folder where the launcher was started.
 BEGINNING = """
@@ -630,4 +630,7 @@ def test_killed_worker_costs_nothing(render, train_once, tmp_path):
     said = [line for line in output.splitlines() if line.startswith("launch: ")]
     assert said == ["launch: worker 1 was killed by SIGKILL; restart 1 of 3"]
     assert re.search(r"(?m)^\[worker 0\] .*resumed at step \d+", output)
-    assert read_numbers(run_dir) == read_numbers(train_once(*FLAGS, "--replicas", "2"))
+    expected = train_once(*FLAGS, "--replicas", "2")
+    assert read_numbers(run_dir) == read_numbers(expected)
+    tensors, expected_tensors = ask_child("tensors", run_dir, expected)
+    assert tensors == expected_tensors

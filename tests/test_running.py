@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import edit, environment, finish, read_metrics, read_numbers, start, train
@@ -36,11 +37,15 @@ def ask_python(script, code):
 
 
 @pytest.fixture(scope="module")
-def default_run(script, tmp_path_factory):
+def default_run(once, script, tmp_path_factory):
     """Return the folder of a run with the defaults, of the script alone, and its output."""
-    script = edit(script, tmp_path_factory.mktemp("alone"))
-    # `train` has asserted that stderr is empty.
-    return script.parent, train(script, begin=start)
+
+    def run_alone():
+        copy = edit(script, tmp_path_factory.mktemp("alone"))
+        return str(copy.parent), train(copy, begin=start)  # which asserts that stderr is empty
+
+    folder, output = once(run_alone)
+    return Path(folder), output
 
 
 def test_default_run_learns(default_run):

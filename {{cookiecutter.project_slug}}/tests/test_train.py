@@ -70,14 +70,11 @@ def test_hook_keeps_its_contract(hook, contract):
 
 
 def test_numbers_do_not_depend_on_the_replicas(tmp_path, request):
-    def train_on(replicas):
-        run_dir = tmp_path / str(replicas)
-        finish(start("train_a_little", "still", "--run-dir", run_dir, "--replicas", replicas))
-        return read_log(run_dir)
-
-    lines = train_on(1)
+    runs = {replicas: tmp_path / str(replicas) for replicas in (1, 2, 4)}
+    flags = [("--run-dir", run_dir, "--replicas", count) for count, run_dir in runs.items()]
+    finish(*(start("train_a_little", "still", *each) for each in flags))
     for replicas in (2, 4):
-        pairs = list(zip(lines, train_on(replicas), strict=True))
+        pairs = list(zip(read_log(runs[1]), read_log(runs[replicas]), strict=True))
         wrong = [(one, two, name) for one, two in pairs for name in one if differ(one, two, name)]
         if not wrong:
             continue
