@@ -3,10 +3,9 @@ def parse_arguments(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style, allow_abbrev=False)
     parser.error = refuse  # argparse's own prints the usage first
     add, strategies = parser.add_argument, ["auto", "one_device", "mirrored", "multi_worker", "tpu"]
-    # {% block choices %}
-    modes = ["train", "evaluate"]
+    # {% block mode %}
+    add("--mode", choices=["train", "evaluate"], default="train", help="[%(default)s]")
     # {% endblock %}
-    add("--mode", choices=modes, default="train", help="[%(default)s]")
     add("--run-dir", default="run", help="what the run writes, and resumes from [%(default)s]")
     add("--strategy", choices=strategies, default="auto", help="[%(default)s]")
     add("--replicas", type=int, help="share out the CPU among as many, to rehearse")
@@ -19,7 +18,9 @@ def parse_arguments(argv):
     add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
     # {% block more_flags %}
     # {% if cookiecutter.task == "text_classification" %}
-    parser.set_defaults(schedule=SCHEDULE, warmup_steps=WARMUP_STEPS)
+    parser.set_defaults(schedule=SCHEDULE, warmup_steps=WARMUP_STEPS, precision="float32")
+    # {% else %}
+    parser.set_defaults(schedule="constant", precision="float32")  # as flags of the complete size
     # {% endif %}
     # {% endblock %}
     args = parser.parse_args(argv)

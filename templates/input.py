@@ -21,9 +21,8 @@ def distribute(examples, size, training, first_step=0):
     what is left of an order and fills no batch is left out. In evaluation, the split is filled up
     by examples of weight 0: a replica with none at all would give NaN (tensorflow#41657)."""
     steps = STEPS_PER_EPOCH if training else math.ceil(size / GLOBAL_BATCH_SIZE)
-    # As many threads as the job may use cores; on a CPU, half are for the steps.
     cores = len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))
-    threads = max(1, cores // 2) if DEVICE == "CPU" else cores
+    threads = max(1, cores // 2) if DEVICE == "CPU" else cores  # half are for the steps
 
     def create_dataset(context):
         batch_size = context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE)

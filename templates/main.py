@@ -16,10 +16,10 @@ def main(argv=None):
     strategy, strategy_name, DEVICE = create_strategy()
     on_signals(lambda *_: os._exit(143))
     replicas = strategy.num_replicas_in_sync
-    below = GLOBAL_BATCH_SIZE // replicas * replicas
-    if below < GLOBAL_BATCH_SIZE:
+    if rest := GLOBAL_BATCH_SIZE % replicas:
+        below = GLOBAL_BATCH_SIZE - rest
         nearest = f"{replicas} replicas can share {below or 2 * replicas} or {below + replicas}"
-        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} doesn't fit: {nearest}")
+        refuse(f"--global-batch-size is {GLOBAL_BATCH_SIZE}, but {nearest}")
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
 
@@ -83,15 +83,14 @@ def main(argv=None):
         except OSError as error:
             refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another")
         writers = {x: tf.summary.create_file_writer(f"{run_dir}/tensorboard/{x}") for x in splits}
-    sum_over_workers(0)  # by now the chief has written it
-    if sum_over_workers(int((run_dir / "config.json").exists())) < WORKERS:
+    is_shared = sum_over_workers(step) == step * WORKERS  # and by now the chief has written
+    if not is_shared or sum_over_workers(int((run_dir / "config.json").exists())) < WORKERS:
         refuse(f"--run-dir {run_dir} is not one folder for all workers; name one that they share")
     resumed = f", resumed at step {step} from {path}" if path else ""
     say(f"{strategy_name} on {replicas} × {DEVICE}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
-    # 5. Train, loop by loop, and validate at the end of each epoch. A checkpoint of an epoch's end
-    # is of before its validation: a run that resumes there validates again.
-    signals = []  # SIGTERM or Ctrl-C, as soon as Python has the word: between loops
+    # 5. Train, loop by loop. A run that resumes at the end of an epoch begins with its validation.
+    signals = []  # of which Python hears between loops
     on_signals(lambda number, _: signals.append(number))
     iterator = iter(distribute(*sets["train"], training=True, first_step=step)[0])
     # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
@@ -112,11 +111,6 @@ def main(argv=None):
             say(row, f"validation {describe(validated)}", trained and f"train\0{describe(trained)}")
             if step == last_step:
                 break
-        if sum_over_workers(len(signals)):  # to any of them
-            if not epoch_ends:  # else it is saved, as of before the validation
-                save("last")
-            say(f"stopped, and saved at step {step}; the same command goes on")
-            os._exit(143)  # Python's own end would wait for all workers
         nth = math.ceil((step % STEPS_PER_EPOCH + 1) * loops / STEPS_PER_EPOCH)  # of these is next
         end = step - step % STEPS_PER_EPOCH + nth * STEPS_PER_EPOCH // loops
         trained = train(iterator, end - step)
@@ -131,8 +125,12 @@ def main(argv=None):
             say(f"step {end:,}/{last_step:,} {bar:░<10} {left} left", describe(trained), end="")
         saves = end // args.checkpoint_every_steps > step // args.checkpoint_every_steps
         step, epoch_ends = end, end % STEPS_PER_EPOCH == 0
-        if saves and not epoch_ends:
+        stops = sum_over_workers(len(signals))  # SIGTERM or Ctrl-C, to any of them
+        if stops or (saves and not epoch_ends):
             save("last")
+        if stops:
+            say(f"stopped, and saved at step {step}; the same command goes on")
+            os._exit(143)  # Python's own end would wait for all workers
 
     # 6. Test the best checkpoint.
     on_signals(lambda *_: os._exit(143))  # all is saved

@@ -5,10 +5,8 @@ def seed_replicas():
 
     def shift():
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        for variable in (x for each in tf.nest.flatten(model) for x in each.variables):
-            if variable.path.endswith("seed_generator_state"):  # [seed, counter]
-                # Seeds are drawn below 1e9: a large odd factor keeps all of them apart.
-                offset = tf.cast(replica, variable.dtype) * 0x9E3779B1
-                variable.assign(variable + tf.stack([offset, 0]))
+        for x in (x for each in tf.nest.flatten(model) for x in each.variables):
+            if x.path.endswith("seed_generator_state"):  # [seed, counter]; seeds < 1e9 stay apart
+                x.assign(x + tf.stack([tf.cast(replica, x.dtype) * 0x9E3779B1, 0]))
 
     strategy.run(shift)

@@ -27,15 +27,13 @@ def check_run(config):
     # {% block more_keys %}
     keys += ["clip_norm", "ema_momentum", "warmup_steps", "precision", "recover_from_nan"]
     # {% endblock %}
-    absent = dict(schedule="constant", precision="float32", warmup_steps=0, recover_from_nan=0)
     try:
         before, lines = dict(json.loads((run_dir / "config.json").read_text("utf-8"))), read_log()
     except (OSError, ValueError, TypeError) as error:
         refuse(f"{run_dir}/config.json or metrics.jsonl can't be read ({error}); restore it")
     for key in keys:
-        old, new = (each.get(key, absent.get(key)) for each in (before, config))
-        if old != new:
-            refuse(f"{run_dir}/config.json has {key} {old}, not {new}")
+        if (before.get(key) or 0) != (config.get(key) or 0):
+            refuse(f"{run_dir}/config.json has {key} {before.get(key)}, not {config.get(key)}")
     end, last_line = EPOCHS * STEPS_PER_EPOCH, [{"step": 0, "split": None}, *lines][-1]
     if last_line["step"] > end:
         refuse(f"--run-dir {run_dir} is at epoch {last_line['epoch']}, past --epochs {EPOCHS}")

@@ -21,9 +21,6 @@ def sum_over_workers(numbers):
     """Returns the sum of all workers' int64 numbers, once all have called it."""
     if WORKERS == 1:
         return numbers
-    numbers = np.int64(numbers)
-    replicas = strategy.num_replicas_in_sync // WORKERS  # of this worker: the first has its share
-    shares = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(numbers * (context.replica_id_in_sync_group % replicas == 0))
-    )
-    return strategy.reduce("SUM", shares, axis=None).numpy()
+    numbers, spread = np.int64(numbers), strategy.experimental_distribute_values_from_function
+    total = strategy.reduce("SUM", spread(lambda _: tf.constant(numbers)), axis=None).numpy()
+    return total // (strategy.num_replicas_in_sync // WORKERS)  # each replica has given them

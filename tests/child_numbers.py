@@ -232,6 +232,62 @@ def differentiate(weights, words, labels):
 
 
 # --------------------------------------------------------------------------------------------------
+# Adam
+# --------------------------------------------------------------------------------------------------
+
+
+def adam(path, arguments, *flags):
+    """Return how far weights and moments are from NumPy's Adam in float64, after 100 steps with
+    random gradients: of the script's optimizer, and of Keras's with the same arguments."""
+    script = begin(path, *flags)
+    replicas = script.strategy.num_replicas_in_sync
+    return {
+        name: max(follow(script, kind, arguments, replicas))
+        for name, kind in (("script", script.Adam), ("Keras", script.keras.optimizers.Adam))
+    }
+
+
+def follow(script, kind, arguments, replicas):
+    """Yield the errors of one kind of optimizer, relative to how far its variables moved."""
+    random, rate = np.random.default_rng(0), 0.01
+    model, optimizer = script.create_model_and_optimizer(script.strategy)
+    assert type(optimizer) is script.Adam
+    decays = [optimizer._use_weight_decay(x) for x in model.trainable_variables]
+    with script.strategy.scope():
+        optimizer = kind.from_config({**optimizer.get_config(), "learning_rate": rate, **arguments})
+        optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+        optimizer.build(model.trainable_variables)
+    decay = (optimizer.weight_decay or 0.0) * np.array(decays)
+    weights = [x.numpy().astype("float64") for x in model.trainable_variables]
+    starts = [weight.copy() for weight in weights]
+    first, second, most = ([np.zeros_like(x) for x in weights] for _ in range(3))
+
+    @tf.function
+    def run(gradients):
+        shares = [gradient / replicas for gradient in gradients]  # each replica's part of the sum
+        script.strategy.run(optimizer.apply, args=(shares, model.trainable_variables))
+
+    for step in range(1, 101):
+        scale = 10.0 ** random.uniform(-4, 0)
+        gradients = [(scale * random.normal(size=x.shape)).astype("float32") for x in weights]
+        run([tf.constant(gradient) for gradient in gradients])
+        for i, gradient in enumerate(gradients):
+            weights[i] -= rate * decay[i] * weights[i]
+            first[i] += 0.1 * (gradient - first[i])
+            second[i] += 0.001 * (gradient.astype("float64") ** 2 - second[i])
+            most[i] = np.maximum(most[i], second[i])
+            root = np.sqrt(most[i] if optimizer.amsgrad else second[i])
+            alpha = rate * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+            weights[i] -= alpha * first[i] / (root + 1e-7)
+    pairs = zip(model.trainable_variables, weights, starts, strict=True)
+    moved = [(x, value, np.abs(value - start).max()) for x, value, start in pairs]
+    for moments, values in ((optimizer._momentums, first), (optimizer._velocities, second)):
+        moved += [(x, y, np.abs(y).max()) for x, y in zip(moments, values, strict=True)]
+    for variable, value, distance in moved:
+        yield float(np.abs(np.array(values_of(script, variable)) - value).max() / distance)
+
+
+# --------------------------------------------------------------------------------------------------
 # Half precision
 # --------------------------------------------------------------------------------------------------
 

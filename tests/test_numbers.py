@@ -172,6 +172,47 @@ def test_embeddings_get_one_gradient(flags, script):
     assert max(errors.values()) < 1e-4, errors
 
 
+# --------------------------------------------------------------------------------------------------
+# Adam as one operation
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [{}, {"weight_decay": 0.1}, {"amsgrad": True}], ids=str)
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("task", TASKS)
+def test_adam_is_that_of_numpy(task, replicas, arguments, projects):
+    script = projects[task] / "train.py"
+    errors = ask("adam", script, arguments, *flags_of(replicas))
+    assert errors["script"] < 1e-5
+    assert errors["script"] < 2 * errors["Keras"] + 1e-7  # no farther off than what it replaces
+
+
+def test_run_goes_on_with_the_optimizer_of_keras_and_back(essential, tmp_path):
+    theirs = "Adam(LEARNING_RATE)", "keras.optimizers.Adam(LEARNING_RATE)"
+    flags = ("--global-batch-size", "16", "--epochs")
+    runs = {}
+    for name, edits in {"ours": (), "theirs": (theirs,)}.items():
+        (tmp_path / name).mkdir()
+        script = edit(essential, tmp_path / name, *edits)
+        train(script, *flags, "1", "--run-dir", "mixed")
+        train(script, *flags, "3")
+        runs[name] = script
+    for name, other in (("ours", "theirs"), ("theirs", "ours")):
+        folder = runs[name].parent
+        shutil.copy(runs[other], folder / "other.py")
+        output = train(folder / "other.py", *flags, "2", "--run-dir", "mixed")
+        assert "resumed at step 78" in output
+        train(runs[name], *flags, "3", "--run-dir", "mixed")
+    expected, *others = (
+        [line for line in read_numbers(run) if line["split"] != "train"]
+        for script in runs.values()
+        for run in (script.parent / "run", script.parent / "mixed")
+    )
+    for lines in others:
+        for line, one in zip(lines, expected, strict=True):
+            assert line["loss"] == pytest.approx(one["loss"], rel=0.02)
+
+
 # What draws no random numbers, so that a batch in parts gives the same.
 NO_RANDOMNESS = {
     "image_classification": (NO_DROPOUT,),

@@ -38,6 +38,9 @@
 # {% include [cookiecutter.script ~ "/strategy.py", "strategy.py"] %}
 
 
+# {% include "adam.py" %}
+
+
 # {% include [cookiecutter.script ~ "/update.py", "update.py"] %}
 
 

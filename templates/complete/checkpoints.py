@@ -48,7 +48,6 @@ def write_checkpoint(last, best=None):
     """Writes to checkpoints/best, and then to checkpoints/last: a run that is killed between the
     two goes on from before both. Removes what is too old, and what a kill has left unfinished."""
     step = int(last["step"])
-    best = best and {kind: best[kind] for kind in ("step", "names", "model")}
     for which, content, keep in (("best", best, 1), ("last", last, 3)):
         if content:
             with tf.device("CPU:0"):
@@ -56,9 +55,9 @@ def write_checkpoint(last, best=None):
             checkpoint.save_counter.assign(step)  # whatever the number of restarts
             checkpoint.write(run_dir / "checkpoints" / which / f"ckpt-{step}")
             steps = [x for x in list_checkpoints(which) if x <= step][-keep:]
-            line = 'all_model_checkpoint_paths: "ckpt-{}" all_model_checkpoint_timestamps: 1.0\n'
-            text = f'model_checkpoint_path: "ckpt-{step}"\n' + "".join(map(line.format, steps))
-            replace_file(f"checkpoints/{which}/checkpoint", text)  # TensorFlow's list
+            paths = [f"ckpt-{x}" for x in steps]  # kept as they are, where the folder is absolute
+            listed = tf.compat.v1.train.generate_checkpoint_state_proto("/", paths[-1], paths)
+            replace_file(f"checkpoints/{which}/checkpoint", str(listed))  # TensorFlow's list
             for path in Path(run_dir, "checkpoints", which).glob("ckpt-*"):
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -101,8 +100,7 @@ def find_checkpoint(which):
     steps, bests = list_checkpoints(which), list_checkpoints("best")
     if which == "last" and bests and not read_newest("best", bests)[0]:
         steps = [step for step in steps if step <= bests[-1]]
-    path, values = read_newest(which, steps)
-    folder = run_dir / "checkpoints" / which
+    (path, values), folder = read_newest(which, steps), run_dir / "checkpoints" / which
     if not path and (which == "best" or (folder / "checkpoint").exists()):
         refuse(f"--run-dir {run_dir}: {folder} has no whole checkpoint; train, or put one back")
     return path, values

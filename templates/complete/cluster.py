@@ -36,10 +36,10 @@ def broadcast(value):
     if WORKERS == 1:
         return value
     content = pickle.dumps(value) if WORKER == 0 else b""
-    size = sum_over_workers(-(-len(content) // 8))
-    content = np.frombuffer(content.ljust(8 * size, b"\0"), np.int64)
+    size = sum_over_workers(-(-len(content) // 4))
+    content = np.frombuffer(content.ljust(4 * size, b"\0"), np.int32)
     pieces = np.split(content, range(1 << 24, size, 1 << 24))  # a message has at most 2 GiB
-    return pickle.loads(b"".join(sum_over_workers(piece).tobytes() for piece in pieces))
+    return pickle.loads(b"".join(np.int32(sum_over_workers(x)).tobytes() for x in pieces))
 
 
 def ask_the_chief(function, *arguments):

@@ -1,9 +1,10 @@
 # {% extends "command_line.py" %}
 def parse_arguments(argv):
-    # {% block choices %}
+    # {% block mode %}
     modes = ["train", "evaluate", "continuous_evaluate"]
     precisions = ["float32", "mixed_bfloat16", "mixed_float16"]
     schedules = ["constant", "cosine", "linear"]
+    add("--mode", choices=modes, default="train", help="[%(default)s]")
     # {% endblock %}
     # {% block more_flags %}
     add("--warmup-steps", type=int, default=WARMUP_STEPS, help="to rise in [%(default)s]")

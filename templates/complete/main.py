@@ -25,10 +25,9 @@ def main(argv=None):
     replicas = strategy.num_replicas_in_sync
     parts, sharers = replicas * ACCUMULATION_STEPS, f"{replicas} replicas"
     sharers += f" in {ACCUMULATION_STEPS} parts each" * (ACCUMULATION_STEPS > 1)
-    below = GLOBAL_BATCH_SIZE // parts * parts
-    if below < GLOBAL_BATCH_SIZE:
-        nearest = f"{sharers} can share {below or 2 * parts} or {below + parts}"
-        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} doesn't fit: {nearest}")
+    if rest := GLOBAL_BATCH_SIZE % parts:
+        nearest = f"{GLOBAL_BATCH_SIZE - rest or 2 * parts} or {GLOBAL_BATCH_SIZE - rest + parts}"
+        refuse(f"--global-batch-size is {GLOBAL_BATCH_SIZE}, but {sharers} can share {nearest}")
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
 
@@ -119,8 +118,7 @@ def main(argv=None):
     resumed = f", resumed at step {step} from {path}" if path else ""
     say(f"{strategy_name} on {replicas} × {DEVICE}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
-    # 5. Train, loop by loop, and validate at the end of each epoch. A checkpoint of an epoch's end
-    # is of before its validation: a run that resumes there validates again.
+    # 5. Train, loop by loop. A run that resumes at the end of an epoch begins with its validation.
     iterator = iter(distribute(*sets["train"], True, step + state.get("skipped", 0))[0])
     # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
@@ -130,7 +128,8 @@ def main(argv=None):
         if epoch_ends:
             exchange_averages()  # of no effect without --ema-momentum
             validated, epoch = validate(*validation_set), step // STEPS_PER_EPOCH
-            best = {**snapshot, "model": copy_variables()[0]["model"]}
+            best = {"step": snapshot["step"], "names": snapshot["names"]}
+            best["model"] = copy_variables()[0]["model"]
             exchange_averages()
             if not math.isfinite(validated["loss"]):
                 refuse(f"the validation loss is not finite after step {step}, not saved", code=1)

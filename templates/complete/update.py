@@ -60,5 +60,4 @@ def check_batch_normalization(replicas):
         if ACCUMULATION_STEPS > 1:
             refuse(f"--accumulation-steps: BatchNormalization {x.name!r} sees parts of a batch")
         if args.jit_compile and replicas > 1 and x.synchronized:
-            why = f"is synchronized over {replicas} replicas, which XLA can't compile"
-            refuse(f"--jit-compile: BatchNormalization {x.name!r} {why}")
+            refuse(f"--jit-compile: BatchNormalization {x.name!r} sums over {replicas} replicas")

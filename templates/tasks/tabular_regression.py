@@ -47,7 +47,7 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Rescaling(targets.std(), offset=targets.mean(), dtype="float32"),
             ]
         )
-        optimizer = keras.optimizers.Adam(LEARNING_RATE)
+        optimizer = Adam(LEARNING_RATE)
         # {% endblock %}
     return model, optimizer
 
