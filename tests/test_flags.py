@@ -100,7 +100,7 @@ def test_accumulation_equals_the_whole_batch(train_once):
 TWO_STEPS = (
     NO_DROPOUT,
     ("[1257, 1527]", "[128, 1527]"),
-    ("keras.optimizers.Adam(LEARNING_RATE)", "keras.optimizers.SGD(LEARNING_RATE)"),
+    ("Adam(LEARNING_RATE)", "keras.optimizers.SGD(LEARNING_RATE)"),
 )
 EACH_STEP = ("--epochs", "1", "--checkpoint-every-steps", "1", "--learning-rate")
 

@@ -115,7 +115,7 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Dense(1, dtype="float32"),
             ]
         )
-        optimizers = keras.optimizers.Adam(LEARNING_RATE), keras.optimizers.Adam(1e-3)
+        optimizers = Adam(LEARNING_RATE), keras.optimizers.Adam(1e-3)
     return (generator, discriminator), optimizers
 """,
     """
@@ -659,7 +659,7 @@ def test_saved_model_is_not_executed(script, train_once, tmp_path):
 WAIT = "open('here', 'w').close(), time.sleep(100)"
 MOMENTS = {
     "data": ("    from sklearn.datasets import load_digits\n", f"    {WAIT}\n"),
-    "model": ("        optimizer = keras.optimizers.Adam(LEARNING_RATE)\n", f"        {WAIT}\n"),
+    "model": ("        optimizer = Adam(LEARNING_RATE)\n", f"        {WAIT}\n"),
     "test": (
         "    return evaluation_step(batch, test_metrics)\n",
         f"    tf.numpy_function(lambda: ({WAIT}) and None, [], [])\n",
