@@ -27,7 +27,7 @@ from pathlib import Path
 from cookiecutter.main import cookiecutter
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-SCRIPT, LIMIT, BEST_FIT = "train.py", "limit", "best of fit"
+SCRIPT, LIMIT, OWN_LIMIT, BEST_FIT = "train.py", "limit", "limit, own Adam", "best of fit"
 FIT = {  # the settings of model.fit: source of the data, steps_per_execution, jit_compile
     f"  fit {source}, {steps}{', XLA' if xla else ''}": (source, steps, xla)
     for source in ("arrays", "tf.data")
@@ -47,8 +47,8 @@ def measure(project, contender, replicas, seconds):
     spec.loader.exec_module(script)  # imports TensorFlow; the rest of it waits for `main`
     if contender == SCRIPT:
         result = measure_script(script, replicas, seconds)
-    elif contender == LIMIT:
-        result = measure_limit(script, replicas, seconds)
+    elif contender in (LIMIT, OWN_LIMIT):
+        result = measure_limit(script, replicas, seconds, contender == OWN_LIMIT)
     else:
         result = measure_fit(script, replicas, seconds, *FIT[contender])
     return {"peak_memory": peak_memory(), **result}
@@ -101,6 +101,7 @@ def measure_fit(script, replicas, seconds, source, steps_per_execution, jit_comp
     """Times whole epochs of `model.fit`, the second and the third."""
     strategy = create_strategy(script, replicas)
     model, optimizer = script.create_model_and_optimizer(strategy)
+    optimizer = to_keras(script, optimizer, strategy)
     loss = script.create_loss_objects(strategy)
     # fit takes the mean over the global batch itself, if the loss has Keras's default reduction.
     loss = type(loss).from_config({**loss.get_config(), "reduction": "sum_over_batch_size"})
@@ -132,12 +133,14 @@ def measure_fit(script, replicas, seconds, source, steps_per_execution, jit_comp
     return {"steps_per_second": fit(max(few, round(steps)), epochs=3)}
 
 
-def measure_limit(script, replicas, seconds):
+def measure_limit(script, replicas, seconds, own_adam):
     """Times the script's own step on one constant batch, in one graph: no input, no log."""
     tf = script.tf
     script.args = script.parse_arguments([])
     script.strategy = create_strategy(script, replicas)
     script.model, script.optimizer = script.create_model_and_optimizer(script.strategy)
+    if not own_adam:
+        script.optimizer = to_keras(script, script.optimizer, script.strategy)
     script.loss_object = script.create_loss_objects(script.strategy)
     script.train_metrics, *_ = script.create_metrics(script.strategy)
     with script.strategy.scope():
@@ -159,6 +162,12 @@ def measure_limit(script, replicas, seconds):
         run_steps(batch, tf.constant(STEPS))
         done += STEPS
     return {"steps_per_second": done / elapsed}
+
+
+def to_keras(script, optimizer, strategy):
+    """Returns Keras's Adam with the arguments of the script's, which no peer has."""
+    with strategy.scope():
+        return script.keras.optimizers.Adam.from_config(optimizer.get_config())
 
 
 def create_strategy(script, replicas):
@@ -216,7 +225,7 @@ def run(**arguments):
 def run_round(number, before, **common):
     """Measures each contender once. In turn, so that a machine that is slow for minutes is so for
     all of them; in another order each time, so that none always follows the same one."""
-    contenders = [SCRIPT, LIMIT, *FIT]
+    contenders = [SCRIPT, LIMIT, OWN_LIMIT, *FIT]
     if before:
         best = before[BEST_FIT].get("steps_per_second", 0)
         speeds = {name: before[name].get("steps_per_second", 0) for name in FIT}
@@ -244,7 +253,7 @@ def compare(rounds, one, other, key="steps_per_second"):
 def print_table(replicas, rounds):
     place = "one device" if replicas == 1 else f"{replicas} replicas"
     print(f"\n{place:24}  steps/s       min–max   ÷ train.py  ÷ limit  peak MiB  rounds")
-    for name in [SCRIPT, BEST_FIT, *FIT, LIMIT]:
+    for name in [SCRIPT, BEST_FIT, *FIT, LIMIT, OWN_LIMIT]:
         results = [r[name] for r in rounds if "steps_per_second" in r.get(name, {})]
         if not results:
             print(f"{name:24}  fails: {rounds[0][name]['fails']}")
