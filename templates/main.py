@@ -19,7 +19,7 @@ def main(argv=None):
     if rest := GLOBAL_BATCH_SIZE % replicas:
         below = GLOBAL_BATCH_SIZE - rest
         nearest = f"{replicas} replicas can share {below or 2 * replicas} or {below + replicas}"
-        refuse(f"--global-batch-size is {GLOBAL_BATCH_SIZE}, but {nearest}")
+        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} won't do: {nearest}")
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
 

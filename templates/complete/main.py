@@ -27,7 +27,7 @@ def main(argv=None):
     sharers += f" in {ACCUMULATION_STEPS} parts each" * (ACCUMULATION_STEPS > 1)
     if rest := GLOBAL_BATCH_SIZE % parts:
         nearest = f"{GLOBAL_BATCH_SIZE - rest or 2 * parts} or {GLOBAL_BATCH_SIZE - rest + parts}"
-        refuse(f"--global-batch-size is {GLOBAL_BATCH_SIZE}, but {sharers} can share {nearest}")
+        refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} won't do: {sharers} can share {nearest}")
     if args.deterministic:
         tf.config.experimental.enable_op_determinism()
 
