@@ -63,8 +63,8 @@ def find_edits(path):
 def check_run(config):
     # {% block edits %}
     if edits := find_edits(run_dir / "train.py"):
-        cure = f"undo it, name another --run-dir, or rename {run_dir}/train.py to go on with it"
-        refuse(f"of train.py changed since the run in {run_dir} began: {edits}; {cure}")
+        cure = f"Undo it, name another --run-dir, or rename {run_dir}/train.py to go on with it"
+        refuse(f"of train.py changed since the run in {run_dir} began: {edits}. {cure}")
     # {% endblock %}
     # {% block more_keys %}
     keys += ["clip_norm", "ema_momentum", "warmup_steps", "precision", "init_checkpoint"]
