@@ -49,17 +49,16 @@ FILES_IN_ORDER = [
 # flags: the rest of these is marked as long. Of files not named here, all tests are short.
 SHORT = {
     "test_running": r"^(?!.*(bar.(essential-(80|200)|complete)|small_for_a_slow))",
-    "test_exactness": r"-worker|batches.2|order|seed|steps_per_loop"
-    r"|once.(64-by-2|1000|weighted-by-2)|sample",
-    "test_numbers": r"random.65537|bad_shuffle|at_once|share_out|one_gradient"
+    "test_exactness": r"-worker|batches.2|order|seed|steps_per_loop|sample"
+    r"|once.(64-by-2|1000|weighted-by-2)",
+    "test_numbers": r"random.65537|bad_shuffle|at_once|share_out|one_gradient.(--replicas 2)?\]"
     r"|refused.(seed|data)|of_an_epoch|sync.*compile|endless|speed|overflow|metric|term-worker"
     r"|alone_hears|numpy.tab",
     "test_resume": r"cut_short|finished|more_epochs|fewer|line.flags0|other_replica",
     "test_state": r"gan_is_whole.1|one_name|gone_on.*under|renamed|can_not|scale|labels|url"
     r"|damaged_config|lines_of|not_executed|moment.export|alone|cores",
-    "test_sizes": r"bits.(image.*-2|tab.*-1)|other.essential|lacks"
-    r"|damaged|a_line|one_folder|grow",
-    "test_tasks": r"baseline.(image|tab)|weight_decay",
+    "test_sizes": r"bits.(image.*-2|tab.*-1)|lacks|damaged|a_line|one_folder|grow",
+    "test_tasks": r"baseline.tab|weight_decay",
     "test_flags": r"accumulation_|clipping.*4|averages_follow|cosine-10|patience_|profile_is"
     r"|come_from.*run\]",
     "test_faults": r"skipped.some|full_disk.2600|is_named.1",
