@@ -42,9 +42,7 @@ HOPELESS = 0.5
 
 def measure(project, contender, replicas, seconds):
     """Returns what one contender reaches; runs in a process of its own."""
-    spec = importlib.util.spec_from_file_location("train", Path(project) / "train.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)  # imports TensorFlow; the rest of it waits for `main`
+    script = load(project)
     if contender == SCRIPT:
         result = measure_script(script, replicas, seconds)
     elif contender in (LIMIT, OWN_LIMIT):
@@ -52,6 +50,14 @@ def measure(project, contender, replicas, seconds):
     else:
         result = measure_fit(script, replicas, seconds, *FIT[contender])
     return {"peak_memory": peak_memory(), **result}
+
+
+def load(project):
+    """Returns train.py as a module of its own. It imports TensorFlow; the rest waits for `main`."""
+    spec = importlib.util.spec_from_file_location("train", Path(project) / "train.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
 
 def measure_script(script, replicas, seconds):
@@ -135,33 +141,40 @@ def measure_fit(script, replicas, seconds, source, steps_per_execution, jit_comp
 
 def measure_limit(script, replicas, seconds, own_adam):
     """Times the script's own step on one constant batch, in one graph: no input, no log."""
-    tf = script.tf
     script.args = script.parse_arguments([])
     script.strategy = create_strategy(script, replicas)
-    script.model, script.optimizer = script.create_model_and_optimizer(script.strategy)
+    run_steps = create_loop(script, own_adam)
+    run_steps(100)  # traces; on the CPU a call returns when all is done
+    started, done = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - started) < seconds:
+        run_steps(STEPS)
+        done += STEPS
+    return {"steps_per_second": done / elapsed}
+
+
+def create_loop(script, own_adam):
+    """Returns a function that runs some steps of a script, whose strategy is set, in one graph on
+    one constant batch: with the script's Adam, or with Keras's."""
+    tf, strategy = script.tf, script.strategy
+    script.model, script.optimizer = script.create_model_and_optimizer(strategy)
     if not own_adam:
-        script.optimizer = to_keras(script, script.optimizer, script.strategy)
-    script.loss_object = script.create_loss_objects(script.strategy)
-    script.train_metrics, *_ = script.create_metrics(script.strategy)
-    with script.strategy.scope():
+        script.optimizer = to_keras(script, script.optimizer, strategy)
+    script.loss_object = script.create_loss_objects(strategy)
+    script.train_metrics, *_ = script.create_metrics(strategy)
+    with strategy.scope():
         script.optimizer.build(script.model.trainable_variables)
-    size = script.GLOBAL_BATCH_SIZE // replicas
+    size = script.GLOBAL_BATCH_SIZE // strategy.num_replicas_in_sync
     examples = next(iter(script.create_datasets()[0].batch(size)))
     features, labels = script.preprocess(examples, tf.zeros([size, 2], tf.int32), training=True)
     share = features, labels, tf.ones([size])
-    batch = script.strategy.experimental_distribute_values_from_function(lambda _: share)
+    batch = strategy.experimental_distribute_values_from_function(lambda _: share)
 
     @tf.function
     def run_steps(batch, steps):
         for _ in tf.range(steps):
             script.distributed_train_step(batch)
 
-    run_steps(batch, tf.constant(100))  # traces; on the CPU a call returns when all is done
-    started, done = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
-        run_steps(batch, tf.constant(STEPS))
-        done += STEPS
-    return {"steps_per_second": done / elapsed}
+    return lambda steps: run_steps(batch, tf.constant(steps))
 
 
 def to_keras(script, optimizer, strategy):

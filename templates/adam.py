@@ -1,6 +1,6 @@
 class Adam(keras.optimizers.Adam):
-    """Keras's, and with `weight_decay` its AdamW, but that an update is one operation, not a dozen
-    passes over memory. keras.optimizers.Adam does the same, and goes on with its checkpoints."""
+    """Keras's Adam (with `weight_decay`, its AdamW), whose update is one operation instead of a
+    dozen passes over memory. Either goes on with the other's checkpoints."""
 
     def update_step(self, gradient, variable, learning_rate):
         if self.amsgrad:  # which the operation doesn't know

@@ -25,14 +25,14 @@ def check_run(config):
     # {% endblock %}
     keys = ["seed", "global_batch_size", "learning_rate", "train_examples", "schedule"]
     # {% block more_keys %}
-    keys += ["clip_norm", "ema_momentum", "warmup_steps", "precision", "recover_from_nan"]
+    keys += ["clip_norm", "ema_momentum", "warmup_steps", "precision"]  # of a complete script's run
     # {% endblock %}
     try:
         before, lines = dict(json.loads((run_dir / "config.json").read_text("utf-8"))), read_log()
     except (OSError, ValueError, TypeError) as error:
         refuse(f"{run_dir}/config.json or metrics.jsonl can't be read ({error}); restore it")
     for key in keys:
-        if (before.get(key) or 0) != (config.get(key) or 0):
+        if before.get(key) != config.get(key):
             refuse(f"{run_dir}/config.json has {key} {before.get(key)}, not {config.get(key)}")
     end, last_line = EPOCHS * STEPS_PER_EPOCH, [{"step": 0, "split": None}, *lines][-1]
     if last_line["step"] > end:

@@ -57,7 +57,7 @@ SHORT = {
     "test_resume": r"cut_short|finished|more_epochs|fewer|line.flags0|other_replica",
     "test_state": r"gan_is_whole.1|one_name|gone_on.*under|renamed|can_not|scale|labels|url"
     r"|damaged_config|lines_of|not_executed|moment.export|alone|cores",
-    "test_sizes": r"bits.(image.*-2|tab.*-1)|lacks|damaged|a_line|one_folder|grow",
+    "test_sizes": r"bits.(image.*-2|tab.*-1|term-replica\])|lacks|damaged|a_line|one_folder|grow",
     "test_tasks": r"baseline.tab|weight_decay",
     "test_flags": r"accumulation_|clipping.*4|averages_follow|cosine-10|patience_|profile_is"
     r"|come_from.*run\]",

@@ -93,8 +93,9 @@ def test_run_begun_by_one_size_goes_on_under_the_other(first, sizes, train_once,
 
 
 def test_flags_that_an_essential_script_lacks_are_refused(sizes, train_once, tmp_path):
-    for flags, key in ((("--clip-norm", "1"), "clip_norm"), (("--warmup-steps", "5"), "warmup")):
-        run = train_once("--epochs", "1", *flags)
+    keys = {"--clip-norm": "clip_norm", "--warmup-steps": "warmup", "--recover-from-nan": "recover"}
+    for flag, key in keys.items():
+        run = train_once("--epochs", "1", flag, "1")
         script = edit(sizes["image_classification"][0], tmp_path)
         code, _, errors = finish(fork(script, "--epochs", "2", "--run-dir", run))
         assert code == 2

@@ -659,7 +659,7 @@ def test_saved_model_is_not_executed(script, train_once, tmp_path):
 WAIT = "open('here', 'w').close(), time.sleep(100)"
 MOMENTS = {
     "data": ("    from sklearn.datasets import load_digits\n", f"    {WAIT}\n"),
-    "model": ("        optimizer = Adam(LEARNING_RATE)\n", f"        {WAIT}\n"),
+    "model": ("        optimizer = Adam(LEARNING_RATE)", f"        {WAIT}\n"),
     "test": (
         "    return evaluation_step(batch, test_metrics)\n",
         f"    tf.numpy_function(lambda: ({WAIT}) and None, [], [])\n",

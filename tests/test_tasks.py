@@ -16,6 +16,7 @@ from conftest import (
     environment,
     finish,
     fork,
+    hash_tree,
     read_numbers,
     start,
     train,
@@ -191,6 +192,17 @@ def test_run_of_another_task_is_refused(projects, first_runs, tmp_path):
     assert code == 2
     [line] = errors.splitlines()
     assert "has no weight that fits" in line
+
+
+def test_another_warm_up_is_refused(first_runs):
+    run = first_runs["text_classification"]
+    before = hash_tree(run)
+    process = fork(run.parent / "train.py", "--epochs", "1", "--warmup-steps", "0")
+    code, output, errors = finish(process)
+    assert (code, output) == (2, "")
+    [line] = errors.splitlines()
+    assert "warmup_steps None, not 0" in line  # None is a tenth of all steps
+    assert hash_tree(run) == before
 
 
 def test_warm_up_of_the_tutorial(projects, tmp_path):

@@ -26,9 +26,9 @@ def preprocess(batch, seeds, training):
     # TODO(you): decode, resize, augment. What can't be done to a whole batch at once goes
     # through tf.map_fn, which beats a map of single examples:
     #     if training:
-    #         change = lambda x: tf.image.stateless_random_contrast(x[0], 0.5, 1.5, seed=x[1])
-    #         images, kind = tf.cast(images, tf.float32), tf.float32
-    #         images = tf.map_fn(change, (images, seeds), fn_output_signature=kind)
+    #         contrast = lambda x: tf.image.stateless_random_contrast(x[0], 0.5, 1.5, seed=x[1])
+    #         images = tf.cast(images, tf.float32)
+    #         images = tf.map_fn(contrast, (images, seeds), fn_output_signature=images.dtype)
     return tf.cast(images, tf.float32), labels
     # {% endblock %}
 
@@ -47,7 +47,7 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Dense(10, dtype="float32"),  # in mixed precision too
             ]
         )
-        optimizer = Adam(LEARNING_RATE)
+        optimizer = Adam(LEARNING_RATE)  # of section 6; any of Keras's would do
         # {% endblock %}
     return model, optimizer
 

@@ -47,7 +47,7 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Rescaling(targets.std(), offset=targets.mean(), dtype="float32"),
             ]
         )
-        optimizer = Adam(LEARNING_RATE)
+        optimizer = Adam(LEARNING_RATE)  # of section 6; any of Keras's would do
         # {% endblock %}
     return model, optimizer
 

@@ -119,7 +119,7 @@ def create_model_and_optimizer(strategy):
         pooled = keras.layers.Dropout(0.1)(backbone.output["pooled_output"])
         logits = keras.layers.Dense(26, dtype="float32")(pooled)  # in mixed precision too
         model = keras.Model(backbone.input, logits)
-        optimizer = Adam(LEARNING_RATE, weight_decay=0.01)
+        optimizer = Adam(LEARNING_RATE, weight_decay=0.01)  # of section 6; or any of Keras's
         # As BERT was trained: the biases, and the scales and shifts of LayerNormalization.
         optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
         # {% endblock %}
