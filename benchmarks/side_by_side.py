@@ -1,14 +1,14 @@
-"""Steps a second and peak memory of train.py, of model.fit at its best settings, and of the bare
-training step, which is the limit of both: side by side, on this machine's CPU.
+"""train.py, model.fit, Orbit, the tutorial's loop, and the limit of all, side by side on a CPU.
 
-    python benchmarks/side_by_side.py [--rounds 5] [--seconds 5] [--replicas 1 2] [--fit NAME ...]
-        [--json FILE]
+    python benchmarks/side_by_side.py [--jobs NAME ...] [--places NAME ...] [--only TITLE]
+        [--without PEER ...] [--rounds 12] [--seconds 2] [--json FILE] [--plot FILE]
 
-README.md, beside this file, says what is measured and how to read the table.
+README.md, beside this file, says what is measured and how to read the tables.
 """
 
 import argparse
 import datetime
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -17,6 +17,8 @@ import platform
 import random
 import re
 import resource
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -24,32 +26,146 @@ import tempfile
 import time
 from pathlib import Path
 
+import peers
 from cookiecutter.main import cookiecutter
+from jobs import JOBS, put
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-SCRIPT, LIMIT, OWN_LIMIT, BEST_FIT = "train.py", "limit", "limit, own Adam", "best of fit"
-FIT = {  # the settings of model.fit: source of the data, steps_per_execution, jit_compile
-    f"  fit {source}, {steps}{', XLA' if xla else ''}": (source, steps, xla)
-    for source in ("arrays", "tf.data")
-    for steps in (1, 100)
-    for xla in (False, True)
-}
-STEPS = 500  # an epoch has this many steps for each of --seconds
-# A setting of fit below this share of the best in round 1 sits out the other rounds: noise won't
-# make it the best, and its time is better spent on more rounds.
+SIZES = "essential", "complete"
+PLACES = {"one": "one device", "replicas": "2 replicas", "workers": "2 workers"}
+# A peer below this share of the best in the first round sits out the others: noise won't make it
+# the best, and its time is better spent on more rounds.
 HOPELESS = 0.5
 
+# --------------------------------------------------------------------------------------------------
+# A contender: a process of its own, which trains endlessly
+# --------------------------------------------------------------------------------------------------
 
-def measure(project, contender, replicas, seconds):
-    """Returns what one contender reaches; runs in a process of its own."""
-    script = load(project)
-    if contender == SCRIPT:
-        result = measure_script(script, replicas, seconds)
-    elif contender in (LIMIT, OWN_LIMIT):
-        result = measure_limit(script, replicas, seconds, contender == OWN_LIMIT)
-    else:
-        result = measure_fit(script, replicas, seconds, *FIT[contender])
-    return {"peak_memory": peak_memory(), **result}
+
+def contend(project, job, steps, place, kind, arguments):
+    """Trains endlessly. Writes a line as each epoch begins, and as it fails."""
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what others print
+
+    def mark(**values):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # MiB, on Linux
+        print(json.dumps({"processor": time.process_time(), "peak": peak, **values}), file=lines)
+        lines.flush()
+        sys.stdin.readline()  # waits for its turn
+
+    try:
+        script = load(project)
+        put(job, script, steps)
+        if kind in SCRIPT:
+            SCRIPT[kind](script, place, mark, *arguments)
+        else:
+            script.args = script.parse_arguments([])
+            strategy = create_strategy(script, place)
+            getattr(peers, kind)(script, strategy, steps, mark, *arguments)
+    except BaseException as error:
+        mark(fails=explain(error))
+        os._exit(1)
+
+
+def run_script(script, place, mark, *flags):
+    """Runs `main` with the default flags, and whatever else a run does between its steps."""
+    train = script.train
+
+    def marked_train(iterator, count):  # once a loop
+        if int(script.state["step"]) % script.STEPS_PER_EPOCH == 0:
+            mark()
+        return train(iterator, count)
+
+    script.train = marked_train
+    call_main(script, place, *flags)
+
+
+def call_main(script, place, *flags, epochs=100_000):
+    replicas = {"one": ["--replicas", "1"], "replicas": ["--replicas", "2"], "workers": []}[place]
+    with tempfile.TemporaryDirectory() as own:
+        folder = os.environ.get("SHARED", own)  # by two workers
+        script.main(["--run-dir", f"{folder}/run", "--epochs", f"{epochs}", *replicas, *flags])
+
+
+def run_short_job(script, place, mark):
+    """Writes a line after three epochs, with a test and an export."""
+    call_main(script, place, epochs=3)
+    mark()
+
+
+def run_silently(script, place, mark):
+    """The same without checkpoints, log and TensorBoard."""
+    script.save = script.log = lambda *_, **__: None
+    run_script(script, place, mark)
+
+
+def take_first_step(script, place, mark):
+    """Writes a line after the first step."""
+    train = script.train
+    script.train = lambda *arguments: (train(*arguments), mark())[0]
+    call_main(script, place, "--steps-per-loop", "1")
+
+
+def validate(script, place, mark):
+    """Validates endlessly, on the training examples."""
+    validate, distribute = script.validate, script.distribute
+    sets = []
+
+    def noted_distribute(examples, size, training, first_step=0):
+        sets.append((examples, size))
+        return distribute(examples, size, training, first_step)
+
+    def validate_all(dataset, count):
+        dataset, count = distribute(*sets[-1], training=False)  # the last is that of training
+        while True:
+            mark()
+            validate(dataset, count)
+
+    script.validate, script.distribute = validate_all, noted_distribute
+    call_main(script, place)
+
+
+def resume(script, place, mark):
+    """Notes the seconds from a run's resuming at step 1,000,000, traced, to the end of a step."""
+    train, distribute, sets = script.train, script.distribute, []
+
+    def noted_distribute(examples, size, training, first_step=0):
+        sets.append((examples, size))
+        return distribute(examples, size, training, first_step)
+
+    def train_once(iterator, count):
+        train(iterator, 1)  # traces
+        started = time.perf_counter()
+        dataset, _ = distribute(*sets[-1], training=True, first_step=1_000_000)
+        train(iter(dataset), 1)
+        mark(seconds=time.perf_counter() - started)
+        os._exit(0)
+
+    script.train, script.distribute = train_once, noted_distribute
+    call_main(script, place)
+
+
+SCRIPT = {
+    "train.py": run_script,
+    "silent": run_silently,
+    "short job": run_short_job,
+    "first step": take_first_step,
+    "validation": validate,
+    "resume": resume,
+}
+
+
+def create_strategy(script, place):
+    """Returns the fastest for fit: none, on one device. On several, MirroredStrategy's default
+    reduction is a collective, with which fit fails as soon as steps_per_execution is above 1."""
+    distribute, config = script.tf.distribute, script.tf.config
+    if place == "one":
+        return distribute.get_strategy()
+    if place == "workers":
+        return distribute.MultiWorkerMirroredStrategy()
+    cpu = config.list_physical_devices("CPU")[0]
+    config.set_logical_device_configuration(cpu, [config.LogicalDeviceConfiguration()] * 2)
+    return distribute.MirroredStrategy(["CPU:0", "CPU:1"], distribute.ReductionToOneDevice())
 
 
 def load(project):
@@ -60,250 +176,260 @@ def load(project):
     return script
 
 
-def measure_script(script, replicas, seconds):
-    """Runs `main` to its end, with the default flags, on the enlarged data.
-
-    Whole epochs are timed, as for fit, the second and the third: steps alone would leave out what
-    a run does between them (log, validate, save), and how far the input runs ahead of them. The
-    times are those of the calls of `train`, once a loop, and of `test`, after the last epoch.
-    """
-    create_datasets, steps = script.create_datasets, round(STEPS * seconds)
-    calls = []
-
-    def create_large_datasets():
-        train_set, validation_set, test_set = create_datasets()
-        arrays = enlarge(script, train_set, steps)
-        return script.tf.data.Dataset.from_tensor_slices(arrays), validation_set, test_set
-
-    def note_calls(function):
-        def noted(*arguments, **named):
-            calls.append((int(script.state["step"]), time.perf_counter(), peak_memory()))
-            return function(*arguments, **named)
-
-        return noted
-
-    script.create_datasets = create_large_datasets
-    script.train, script.test = note_calls(script.train), note_calls(script.test)
-    with tempfile.TemporaryDirectory() as folder:
-        flags = ["--run-dir", f"{folder}/run", "--replicas", str(replicas), "--epochs", "3"]
-        if code := script.main(flags):
-            raise SystemExit(code)
-        lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    started = next(began for step, began, _ in calls if step == steps)
-    _, ended, memory = calls[-1]
-    logged = [line for line in map(json.loads, lines) if line["split"] == "train"]
-    logged = [line["examples_per_second"] for line in logged if line["epoch"] > 1]
-    return {
-        "steps_per_second": 2 * steps / (ended - started),
-        # Harmonic: the lines are of as many steps each, not of as many seconds.
-        "logged": statistics.harmonic_mean(logged) / script.GLOBAL_BATCH_SIZE,
-        "traces": script.run_steps.experimental_get_tracing_count(),
-        "peak_memory": memory,  # of the training, as for fit
-        "peak_memory_of_run": peak_memory(),  # with its test and its export
-    }
-
-
-def measure_fit(script, replicas, seconds, source, steps_per_execution, jit_compile):
-    """Times whole epochs of `model.fit`, the second and the third."""
-    strategy = create_strategy(script, replicas)
-    model, optimizer = script.create_model_and_optimizer(strategy)
-    optimizer = to_keras(script, optimizer, strategy)
-    loss = script.create_loss_objects(strategy)
-    # fit takes the mean over the global batch itself, if the loss has Keras's default reduction.
-    loss = type(loss).from_config({**loss.get_config(), "reduction": "sum_over_batch_size"})
-    metrics, *_ = script.create_metrics(strategy)
-    execution = {"steps_per_execution": steps_per_execution, "jit_compile": jit_compile}
-    with strategy.scope():
-        model.compile(optimizer, loss, metrics=metrics, **execution)
-    ends = []
-    note_end = script.keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter())
-    )
-
-    def fit(steps, epochs):
-        arrays = enlarge(script, script.create_datasets()[0], steps)
-        if source == "arrays":
-            data = {"x": arrays[0], "y": arrays[1], "batch_size": script.GLOBAL_BATCH_SIZE}
-        else:
-            dataset = script.tf.data.Dataset.from_tensor_slices(arrays)
-            dataset = dataset.shuffle(100 * script.GLOBAL_BATCH_SIZE)
-            dataset = dataset.batch(script.GLOBAL_BATCH_SIZE, drop_remainder=True)
-            data = {"x": dataset.prefetch(script.tf.data.AUTOTUNE)}
-        ends.clear()
-        model.fit(**data, epochs=epochs, callbacks=[note_end], verbose=0)
-        return (epochs - 1) * steps / (ends[-1] - ends[0])
-
-    # A slow setting would take minutes: its epochs last half of --seconds.
-    few = 200
-    steps = seconds * min(STEPS, fit(few, epochs=2) / 2)
-    return {"steps_per_second": fit(max(few, round(steps)), epochs=3)}
-
-
-def measure_limit(script, replicas, seconds, own_adam):
-    """Times the script's own step on one constant batch, in one graph: no input, no log."""
-    script.args = script.parse_arguments([])
-    script.strategy = create_strategy(script, replicas)
-    run_steps = create_loop(script, own_adam)
-    run_steps(100)  # traces; on the CPU a call returns when all is done
-    started, done = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
-        run_steps(STEPS)
-        done += STEPS
-    return {"steps_per_second": done / elapsed}
-
-
-def create_loop(script, own_adam):
-    """Returns a function that runs some steps of a script, whose strategy is set, in one graph on
-    one constant batch: with the script's Adam, or with Keras's."""
-    tf, strategy = script.tf, script.strategy
-    script.model, script.optimizer = script.create_model_and_optimizer(strategy)
-    if not own_adam:
-        script.optimizer = to_keras(script, script.optimizer, strategy)
-    script.loss_object = script.create_loss_objects(strategy)
-    script.train_metrics, *_ = script.create_metrics(strategy)
-    with strategy.scope():
-        script.optimizer.build(script.model.trainable_variables)
-    size = script.GLOBAL_BATCH_SIZE // strategy.num_replicas_in_sync
-    examples = next(iter(script.create_datasets()[0].batch(size)))
-    features, labels = script.preprocess(examples, tf.zeros([size, 2], tf.int32), training=True)
-    share = features, labels, tf.ones([size])
-    batch = strategy.experimental_distribute_values_from_function(lambda _: share)
-
-    @tf.function
-    def run_steps(batch, steps):
-        for _ in tf.range(steps):
-            script.distributed_train_step(batch)
-
-    return lambda steps: run_steps(batch, tf.constant(steps))
-
-
-def to_keras(script, optimizer, strategy):
-    """Returns Keras's Adam with the arguments of the script's, which no peer has."""
-    with strategy.scope():
-        return script.keras.optimizers.Adam.from_config(optimizer.get_config())
-
-
-def create_strategy(script, replicas):
-    """Returns the fastest for fit: none, on one device. On several, MirroredStrategy's default
-    reduction is a collective, with which fit fails as soon as steps_per_execution is above 1."""
-    distribute, config = script.tf.distribute, script.tf.config
-    if replicas == 1:
-        return distribute.get_strategy()
-    cpu = config.list_physical_devices("CPU")[0]
-    config.set_logical_device_configuration(cpu, [config.LogicalDeviceConfiguration()] * replicas)
-    devices = [f"CPU:{i}" for i in range(replicas)]
-    return distribute.MirroredStrategy(devices, distribute.ReductionToOneDevice())
-
-
-def enlarge(script, dataset, steps):
-    """Returns the examples of a dataset as arrays, repeated up to `steps` batches. For fit they
-    stay uint8 too, which takes the least memory: Keras casts in the step, as `preprocess` does."""
-    size = steps * script.GLOBAL_BATCH_SIZE
-    arrays = dataset.batch(dataset.cardinality()).get_single_element()
-    return tuple(script.np.resize(array, [size, *array.shape[1:]]) for array in arrays)
-
-
-def peak_memory():
-    """Returns the most memory that this process has held so far, in MiB.
-
-    The kernel keeps this mark, so no peak falls between two samples. A process inherits it from
-    the one that starts it: hence no TensorFlow in the parent.
-    """
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-
-
 def explain(error):
     """Returns the line that says why: TensorFlow puts the stack of the graph before it."""
     preamble = re.compile(r"$|File |Graph execution error|Detected at|\d+ root error")
     lines = [line.strip() for line in str(error).splitlines()]
     reason = next((line for line in lines if not preamble.match(line)), "")
     reason = re.sub(r"^\(0\) [A-Z_]+: +| \(defined @ .*?\)", "", reason)
-    return f"{type(error).__name__}: {reason}"[:120]
+    return f"{type(error).__name__}: {reason}"[:100]
 
 
-def run(**arguments):
-    """Measures one contender in a new process: what one leaves behind (threads, memory, compiled
-    graphs) would be there for the next, and logical devices can be set up only once."""
-    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-    environment["CUDA_VISIBLE_DEVICES"] = "-1"
-    command = [sys.executable, __file__, "measure", json.dumps(arguments)]
-    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if process.returncode:
-        last = (process.stderr.strip().splitlines() or [""])[-1]
-        return {"fails": f"exit code {process.returncode}: {last}"}
-    return json.loads(process.stdout.splitlines()[-1])
+# --------------------------------------------------------------------------------------------------
+# A race: all contenders are started, and stopped; then each goes on for an epoch in turn
+# --------------------------------------------------------------------------------------------------
 
 
-def run_round(number, before, **common):
-    """Measures each contender once. In turn, so that a machine that is slow for minutes is so for
-    all of them; in another order each time, so that none always follows the same one."""
-    contenders = [SCRIPT, LIMIT, OWN_LIMIT, *FIT]
-    if before:
-        best = before[BEST_FIT].get("steps_per_second", 0)
-        speeds = {name: before[name].get("steps_per_second", 0) for name in FIT}
-        contenders = [n for n in contenders if n not in FIT or speeds[n] > HOPELESS * best]
-    random.Random(number).shuffle(contenders)
-    results = {}
-    for name in contenders:
-        results[name] = run(contender=name, **common)
-        said = results[name].get("fails") or f"{results[name]['steps_per_second']:.0f} steps/s"
-        print(f"round {number}, {common['replicas']} replicas: {name}: {said}", file=sys.stderr)
-        if "fails" in results[name] and name not in FIT:
-            sys.exit(1)
-    fits = [{**results[n], "setting": n} for n in FIT if "steps_per_second" in results.get(n, {})]
-    results[BEST_FIT] = max(fits, key=lambda fit: fit["steps_per_second"], default={"fails": "all"})
+class Contender:
+    """A process, or one for each worker, that stands still but in its turn."""
+
+    def __init__(self, folder, place, **arguments):
+        environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+        environment["CUDA_VISIBLE_DEVICES"] = "-1"
+        command = [sys.executable, __file__, "contend", json.dumps({"place": place, **arguments})]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        workers = [environment]
+        if place == "workers":
+            config = {"cluster": {"worker": [f"localhost:{free_port()}" for _ in range(2)]}}
+            environment["SHARED"] = tempfile.mkdtemp(dir=folder)
+            tasks = [{**config, "task": {"type": "worker", "index": i}} for i in range(2)]
+            workers = [{**environment, "TF_CONFIG": json.dumps(task)} for task in tasks]
+        self.mark, self.failure = {}, None
+        self.processes = [
+            subprocess.Popen(command, env=each, text=True, **pipes) for each in workers
+        ]
+
+    def go_on(self):
+        """Runs up to the next mark. Returns the seconds by the clock, and by the processor."""
+        for process in self.processes:
+            process.send_signal(signal.SIGCONT)
+            if self.mark:
+                process.stdin.write("\n")
+                process.stdin.flush()
+        started, before = time.perf_counter(), self.mark.get("processor", 0)
+        lines = [process.stdout.readline() for process in self.processes]
+        elapsed = time.perf_counter() - started
+        if len(self.processes) == 1:  # two workers that stand still would take each other for lost
+            self.processes[0].send_signal(signal.SIGSTOP)
+        marks = [json.loads(line or '{"fails": "no word"}') for line in lines]
+        self.failure = next((mark["fails"] for mark in marks if "fails" in mark), None)
+        if self.failure:
+            self.end()
+            return None
+        self.mark = {name: sum(mark[name] for mark in marks) for name in marks[0]}
+        return elapsed, self.mark["processor"] - before
+
+    def end(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def free_port():
+    with socket.socket() as bound:
+        bound.bind(("localhost", 0))
+        return bound.getsockname()[1]
+
+
+def race(contenders, rounds, folder):
+    """Returns the seconds of each contender's epochs, by the clock and by the processor.
+
+    In turn, so that a machine that is slow for a while is so for all of them; in another order each
+    round, so that none always follows the same one.
+    """
+    running, results = {}, {name: {"clock": [], "processor": []} for name in contenders}
+    try:
+        for name, arguments in contenders.items():
+            running[name] = Contender(folder, **arguments)
+            for _ in range(2):  # the first epoch traces, compiles and fills buffers
+                if not running[name].failure:
+                    running[name].go_on()
+        for number in range(rounds):
+            order = [name for name in running if not running[name].failure]
+            random.Random(number).shuffle(order)
+            for name in order:
+                if spent := running[name].go_on():
+                    results[name]["clock"].append(spent[0])
+                    results[name]["processor"].append(spent[1])
+            clocks = {
+                name: results[name]["clock"][0] for name in order if not running[name].failure
+            }
+            least = min((clocks[name] for name in clocks if not is_limit(name)), default=0)
+            for name in filter(is_peer, clocks if number == 0 else []):
+                if clocks[name] * HOPELESS > least:
+                    running[name].failure = "is slow"
+                    running[name].end()
+    finally:
+        for name, contender in running.items():
+            contender.end()
+            results[name] |= {"fails": contender.failure, "peak": contender.mark.get("peak")}
     return results
 
 
-def compare(rounds, one, other, key="steps_per_second"):
-    """Returns the median over the rounds of the ratio within each: what slows the machine for a
-    whole round cancels out."""
-    pairs = [(r.get(one, {}).get(key), r.get(other, {}).get(key)) for r in rounds]
-    return statistics.median([a / b for a, b in pairs if a and b] or [float("nan")])
+def collect(contenders, rounds, folder):
+    """Returns the seconds from each contender's start, or that it gives, to its first mark."""
+    results = {name: {"clock": [], "processor": []} for name in contenders}
+    for _ in range(rounds):
+        for name, arguments in contenders.items():
+            contender = Contender(folder, **arguments)
+            spent = contender.go_on()
+            contender.end()
+            results[name] |= {"fails": contender.failure, "peak": contender.mark.get("peak")}
+            if spent:
+                results[name]["clock"].append(contender.mark.get("seconds", spent[0]))
+                results[name]["processor"].append(spent[1])
+    return results
 
 
-def print_table(replicas, rounds):
-    place = "one device" if replicas == 1 else f"{replicas} replicas"
-    print(f"\n{place:24}  steps/s       min–max   ÷ train.py  ÷ limit  peak MiB  rounds")
-    for name in [SCRIPT, BEST_FIT, *FIT, LIMIT, OWN_LIMIT]:
-        results = [r[name] for r in rounds if "steps_per_second" in r.get(name, {})]
-        if not results:
-            print(f"{name:24}  fails: {rounds[0][name]['fails']}")
+# --------------------------------------------------------------------------------------------------
+# What is measured
+# --------------------------------------------------------------------------------------------------
+
+
+def choose_peers(place, job):
+    """Returns the peers and the limits; none of the latter on workers, where fit is none either."""
+    fits = {
+        f"fit, {source}, {count}{', XLA' * xla}": (SIZES[0], "fit", source, count, xla)
+        for source in ("arrays", "tf.data")
+        for count in (1, 100)
+        for xla in (False, True)
+        if (source, job) != ("arrays", "input")
+    }
+    loops = {
+        "tutorial, by batches": (SIZES[0], "tutorial", False),
+        "tutorial, by epochs": (SIZES[0], "tutorial", True),
+    }
+    if importlib.util.find_spec("orbit"):
+        loops["Orbit"] = (SIZES[0], "orbit")
+    limits = {"limit": (SIZES[0], "limit", False), "limit, our Adam": (SIZES[0], "limit", True)}
+    if job == "input":
+        limits = {"decoding alone": (SIZES[0], "decode")}
+    return loops if place == "workers" else {**fits, **loops, **limits}
+
+
+def list_measurements(jobs, places):
+    """Yields a title, how it is measured, a job, a place, and the contenders: a size of the script,
+    a kind, and its arguments."""
+    ours = {f"train.py, {size}": (size, "train.py") for size in SIZES}
+    for job in jobs:
+        for place in places:
+            if place == "one" or job in ("digits", "dense"):
+                kinds = {**ours, **choose_peers(place, job)}
+                yield f"{job}, {PLACES[place]}", race, job, place, kinds
+    essential = SIZES[0]
+    for job in [job for job in jobs if job in ("digits", "dense")]:
+        kinds = {f"train.py, {size}": (size, "validation") for size in SIZES}
+        for source in ("arrays", "tf.data"):
+            for count in (1, 100):
+                kinds[f"evaluate, {source}, {count}"] = essential, "evaluate", source, count
+        yield f"validation of {job}", race, job, "one", kinds
+        saves = "--checkpoint-every-steps", "100"
+        kinds = {f"train.py, {size}": (size, "train.py", *saves) for size in SIZES}
+        kinds |= {f"without, {size}": (size, "silent") for size in SIZES}
+        yield f"{job}: checkpoints each 100 steps, log, TensorBoard", race, job, "one", kinds
+    kinds = {f"train.py, {size}": (size, "first step") for size in SIZES}
+    for source in ("arrays", "tf.data"):
+        kinds[f"fit, {source}"] = essential, "fit", source, 1, False, True
+    yield "digits: from the start to the first step", collect, "digits", "one", kinds
+    kinds = {f"train.py, {size}": (size, "short job") for size in SIZES}
+    for source in ("arrays", "tf.data"):
+        for count in (1, 100):
+            kinds[f"fit, {source}, {count}"] = essential, "short_job", source, count
+    yield "digits: from the start to the end of three epochs", collect, "digits", "one", kinds
+    kinds = {f"train.py, {size}": (size, "resume") for size in SIZES}
+    yield "digits: a step after step 1,000,000, traced", collect, "digits", "one", kinds
+    flags = {
+        "--steps-per-loop": (100, 1, 10, 1000),
+        "--global-batch-size": (64, 16, 256, 1024),
+    }
+    for flag, numbers in flags.items():
+        kinds = {f"{flag} {n}": (essential, "train.py", flag, str(n)) for n in numbers}
+        yield f"digits: {flag}", race, "digits", "one", kinds
+
+
+# --------------------------------------------------------------------------------------------------
+# What is said
+# --------------------------------------------------------------------------------------------------
+
+
+def summarize(ours, theirs):
+    """Returns the median of the ratios within a round, theirs to ours, and about the range that
+    holds the true one in 19 of 20 cases (of the order statistics, whatever the distribution)."""
+    ratios = sorted(b / a for a, b in zip(ours, theirs, strict=False))
+    if not ratios:
+        return None
+    skip = max(0, int((len(ratios) - 1.96 * len(ratios) ** 0.5) / 2))
+    return statistics.median(ratios), ratios[skip], ratios[-1 - skip]
+
+
+def print_table(title, result):
+    [(first, reference), *_] = result.items()
+    print(f"\n**{title}**, speed ÷ that of {first}\n")
+    print("| | seconds | batches/s | by the clock | by the processor | peak MiB | rounds |")
+    print("|---|---|---|---|---|---|---|")
+    for name, one in result.items():
+        if not one["clock"]:
+            print(f"| {name} | fails: {one['fails']} | | | | | |")
             continue
-        speeds = [result["steps_per_second"] for result in results]
-        spread = f"{min(speeds):.0f}–{max(speeds):.0f}"
-        memory = statistics.median(result["peak_memory"] for result in results)
-        print(
-            f"{name:24} {statistics.median(speeds):8.0f}  {spread:>12}"
-            f"  {compare(rounds, name, SCRIPT):11.2f}  {compare(rounds, name, LIMIT):7.2f}"
-            f"  {memory:8.0f}  {len(results):6}"
-        )
-    speed, memory = (
-        statistics.median(r[SCRIPT][key] for r in rounds)
-        for key in ("logged", "peak_memory_of_run")
-    )
-    traces = max(r[SCRIPT]["traces"] for r in rounds)
-    print(
-        f"{SCRIPT}: {speed:.0f} steps/s by its log, {memory:.0f} MiB with export, {traces} traces, "
-        "of training, validation and test"
-    )
+        seconds = statistics.median(one["clock"])
+        cells = [f"{seconds:.2f}", f"{one['batches'] / seconds:.4g}"]
+        for key in ("clock", "processor"):
+            median, low, high = summarize(one[key], reference[key])
+            cells.append(f"{median:.2f} ({low:.2f}–{high:.2f})")
+        cells += [f"{one['peak']:.0f}", str(len(one["clock"]))]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-def print_goals(rounds):
-    print("\nGoals, each the median of the ratios within a round")
-    one, two = rounds.get(1), rounds.get(2)
-    goals = [
-        ("train.py ÷ best of fit, one device", one, BEST_FIT, "steps_per_second", 1.1),
-        ("train.py ÷ limit, one device", one, LIMIT, "steps_per_second", 0.85),
-        ("train.py ÷ best of fit, 2 replicas", two, BEST_FIT, "steps_per_second", 1.2),
-        ("peak memory ÷ that of best of fit, one device", one, BEST_FIT, "peak_memory", 1.1),
-    ]
-    for label, measured, other, key, goal in goals:
-        if measured:
-            ratio = compare(measured, SCRIPT, other, key)
-            sign, met = ("≤", ratio <= goal) if key == "peak_memory" else ("≥", ratio >= goal)
-            print(f"{label:46} {ratio:5.2f}  {sign} {goal:4}  {'met' if met else 'missed'}")
+def find_failures(results):
+    """Yields the contenders that failed, other than those that do by themselves: XLA, which doesn't
+    compile a step of several replicas."""
+    for title, result in results.items():
+        for name, one in result.items() if title != "machine" else ():
+            if one["fails"] not in (None, "is slow") and "XLA" not in name:
+                yield f"{title}: {name}"
+
+
+def plot(results, path):
+    """Draws the speeds of one device's, replicas' and workers' contenders as shares of the best
+    peer's."""
+    import matplotlib.pyplot as plt
+
+    titles = [title for title in results if title.endswith(tuple(PLACES.values()))]
+    figure, axes = plt.subplots(len(titles), 1, figsize=(7, 2.6 * len(titles)), squeeze=False)
+    for axis, title in zip(axes[:, 0], titles, strict=True):
+        speeds = {
+            name: 1 / statistics.median(one["clock"])
+            for name, one in results[title].items()
+            if one["clock"] and one["fails"] != "is slow"
+        }
+        best = max(speed for name, speed in speeds.items() if is_peer(name))
+        for name, speed in reversed(speeds.items()):
+            color = "tab:gray" if is_peer(name) else "tab:orange"
+            bar = axis.barh(name, speed / best, color="lightgray" if is_limit(name) else color)
+            axis.bar_label(bar, fmt="%.2f", padding=3)
+        axis.set_title(f"{title}: speed ÷ that of the best peer", loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.margins(x=0.1)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def is_limit(name):
+    return name.startswith(("limit", "decoding"))
+
+
+def is_peer(name):
+    return name.startswith(("fit", "evaluate", "tutorial", "Orbit"))
 
 
 def describe_machine():
@@ -315,40 +441,53 @@ def describe_machine():
     return ", ".join([date, cpu, f"load {os.getloadavg()[0]:.1f}", *versions])
 
 
+@functools.cache
+def render(task, size, folder):
+    options = {"no_input": True, "default_config": True, "accept_hooks": False}
+    answers = {"task": task, "script": size, "project_slug": f"{task}_{size}"}
+    return cookiecutter(str(TEMPLATE), extra_context=answers, output_dir=folder, **options)
+
+
 def main():
-    if sys.argv[1:2] == ["measure"]:  # `run` starts this script again so
-        try:
-            result = measure(**json.loads(sys.argv[2]))
-        except Exception as error:
-            result = {"fails": explain(error)}
-        print(json.dumps(result))
+    if sys.argv[1:2] == ["contend"]:  # `Contender` starts this file again so
+        contend(**json.loads(sys.argv[2]))
         return
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5, help="about those of a measurement")
-    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--fit", nargs="+", default=["fit"], help="settings with these in the name")
-    parser.add_argument("--json", type=Path, help="a file for all that was measured")
+    add = parser.add_argument
+    add("--jobs", nargs="*", choices=JOBS, default=list(JOBS))
+    add("--places", nargs="*", choices=PLACES, default=list(PLACES))
+    add("--only", default="", help="what has this in its title")
+    add("--without", nargs="*", default=[], help="contenders with one of these in the name")
+    add("--rounds", type=int, default=12)
+    add("--seconds", type=float, default=2, help="about those of an epoch")
+    add("--json", type=Path, help="a file for all that was measured")
+    add("--plot", type=Path, help="a picture of the speeds")
     args = parser.parse_args()
-    for name in [name for name in FIT if not any(part in name for part in args.fit)]:
-        del FIT[name]
-    machine = describe_machine()
-    rounds = {replicas: [] for replicas in args.replicas}
+    results = {"machine": describe_machine()}
+    print(results["machine"])
     with tempfile.TemporaryDirectory() as folder:
-        project = cookiecutter(
-            str(TEMPLATE), no_input=True, default_config=True, accept_hooks=False, output_dir=folder
-        )
-        for number in range(1, args.rounds + 1):
-            for replicas, done in rounds.items():
-                common = {"project": project, "replicas": replicas, "seconds": args.seconds}
-                done.append(run_round(number, done[0] if done else None, **common))
-    if args.json:
-        content = {"machine": machine, "arguments": vars(args), "rounds": rounds}
-        args.json.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
-    print(machine)
-    for replicas, done in rounds.items():
-        print_table(replicas, done)
-    print_goals(rounds)
+        for title, how, job, place, kinds in list_measurements(args.jobs, args.places):
+            if args.only not in title:
+                continue
+            task, speed, _ = JOBS[job]
+            batches = max(2, round(speed * args.seconds))
+            contenders = {}
+            for name, (size, kind, *arguments) in kinds.items():
+                if any(part in name for part in args.without):
+                    continue
+                common = {"job": job, "steps": batches, "place": place}
+                own = {"project": render(task, size, folder), "kind": kind, "arguments": arguments}
+                contenders[name] = {**common, **own}
+            results[title] = how(contenders, args.rounds, folder)
+            for one in results[title].values():
+                one["batches"] = batches
+            print_table(title, results[title])
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    if args.plot:
+        plot(results, args.plot)
+    if failed := list(find_failures(results)):
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

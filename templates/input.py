@@ -22,7 +22,6 @@ def distribute(examples, size, training, first_step=0):
     by examples of weight 0: a replica with none at all would give NaN (tensorflow#41657)."""
     steps = STEPS_PER_EPOCH if training else math.ceil(size / GLOBAL_BATCH_SIZE)
     cores = len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))
-    threads = max(1, cores // 2) if DEVICE == "CPU" else cores  # half are for the steps
 
     def create_dataset(context):
         batch_size = context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE)
@@ -50,9 +49,9 @@ def distribute(examples, size, training, first_step=0):
         epochs = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32)
         batches = epochs.flat_map(order_epoch).skip(first_step % steps * replicas)
         options = tf.data.Options()
-        options.threading.private_threadpool_size = threads
+        options.threading.private_threadpool_size = cores
         options.autotune.enabled = False  # its thread sleeps, and the end of the run waits for it
-        batches = batches.map(create_batch, num_parallel_calls=threads)
+        batches = batches.map(create_batch, num_parallel_calls=cores)
         # Endless to TensorFlow too, or all workers agree at each step on whether there is more.
         return batches.repeat().prefetch(2 * replicas).with_options(options)
 

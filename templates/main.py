@@ -134,11 +134,10 @@ def main(argv=None):
 
     # 6. Test the best checkpoint.
     on_signals(lambda *_: os._exit(143))  # all is saved
+    shutil.rmtree(run_dir / "export", ignore_errors=True)  # by an old one it would seem finished
     sum_over_workers(0)  # by now the chief has written it
     restore("best")
     tested = test(*test_set)
-    if WORKER == 0:  # a run with a test line is finished once it has its export, not one of before
-        shutil.rmtree(run_dir / "export", ignore_errors=True)
     log(step, "test", tested)
     say(f"test {describe(tested)}  of {find_checkpoint('best')}")
 
@@ -151,7 +150,7 @@ def main(argv=None):
 
 
 def run(argv=None):
-    """Runs `main`, and ends the process with its exit code."""
+    """Runs `main`, and ends the process with its exit code where that isn't 0."""
     try:
         code = main(argv)
     except SystemExit as end:
@@ -165,7 +164,6 @@ def run(argv=None):
     if code:
         time.sleep(WORKERS > 1)  # others may still ask this one for its part of the last sum
         os._exit(code)  # Python's own end would wait for other workers
-    sys.exit(0)
 
 
 if __name__ == "__main__":

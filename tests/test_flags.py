@@ -69,7 +69,7 @@ def test_resume_is_exact(name, script, train_once, tmp_path):
     flags = (*SHORT, *TOGETHER[name][0].split(), "--checkpoint-every-steps", "4")
     process = fork(edit(script, tmp_path), *flags)
     checkpoints = tmp_path / "run" / "checkpoints" / "last"
-    while not any(checkpoints.glob("ckpt-*.index")):
+    while len(list(checkpoints.glob("ckpt-*.index"))) < 2:  # the second may be cut short
         assert process.poll() is None, finish(process)
         time.sleep(0.002)
     process.kill()

@@ -1,6 +1,7 @@
 """The two sizes of the script are one program: the same bits, and one grows into the other."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -146,6 +147,19 @@ def test_essential_script_names_a_damaged_checkpoint(essential, train_once, tmp_
         path.unlink()
     assert "resumed at step 19" in train(script, "--epochs", "3")
     assert read_numbers(tmp_path / "run") == read_numbers(train_once("--epochs", "3"))
+
+
+def test_essential_script_goes_on_before_a_checkpoint_that_a_kill_cut_short(
+    essential, train_once, tmp_path
+):
+    # The index is written last, under its own name: TensorFlow renames only the data.
+    script = edit(essential, tmp_path)
+    shutil.copytree(train_once("--epochs", "2"), tmp_path / "run")
+    for which in ("last", "best"):
+        index = tmp_path / "run" / "checkpoints" / which / "ckpt-38.index"
+        os.truncate(index, index.stat().st_size // 2)
+    assert "resumed at step 19 " in train(script, "--epochs", "3")
+    assert_same_run(tmp_path / "run", train_once("--epochs", "3"))
 
 
 BAD = {

@@ -191,7 +191,7 @@ def main(argv=None):
 
 
 def run(argv=None):
-    """Runs `main`, and ends the process with its exit code."""
+    """Runs `main`, and ends the process with its exit code where that isn't 0."""
     try:
         code = main(argv)
     except SystemExit as end:
@@ -204,7 +204,6 @@ def run(argv=None):
     if code:
         leave(code)  # Python's own end would wait for other workers
     shutil.rmtree(scratch, ignore_errors=True)
-    sys.exit(0)
 
 
 if __name__ == "__main__":
