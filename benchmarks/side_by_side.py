@@ -261,12 +261,10 @@ def race(contenders, rounds, folder):
                 if spent := running[name].go_on():
                     results[name]["clock"].append(spent[0])
                     results[name]["processor"].append(spent[1])
-            clocks = {
-                name: results[name]["clock"][0] for name in order if not running[name].failure
-            }
-            least = min((clocks[name] for name in clocks if not is_limit(name)), default=0)
-            for name in filter(is_peer, clocks if number == 0 else []):
-                if clocks[name] * HOPELESS > least:
+            first = {name: one["clock"][0] for name, one in results.items() if one["clock"]}
+            least = min((first[name] for name in first if not is_limit(name)), default=0)
+            for name in filter(is_peer, order if number == 0 else []):
+                if first.get(name, 0) * HOPELESS > least:
                     running[name].failure = "is slow"
                     running[name].end()
     finally:
