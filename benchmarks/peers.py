@@ -11,12 +11,7 @@ import tempfile
 
 def fit(script, strategy, steps, mark, source, steps_per_execution, jit_compile, first=False):
     """`model.fit`; with `first`, `mark` is called after each step instead."""
-    model, optimizer, loss, metrics = create(script, strategy)
-    # fit takes the mean over the global batch itself, if the loss has Keras's default reduction.
-    loss = type(loss).from_config({**loss.get_config(), "reduction": "sum_over_batch_size"})
-    execution = {"steps_per_execution": steps_per_execution, "jit_compile": jit_compile}
-    with strategy.scope():
-        model.compile(optimizer, loss, metrics=metrics, **execution)
+    model = compile_model(script, strategy, steps_per_execution, jit_compile)
     noted = "on_train_batch_end" if first else "on_epoch_begin"
     callback = script.keras.callbacks.LambdaCallback(**{noted: lambda number, logs: mark()})
     model.fit(**create_data(script, source), epochs=10**6, callbacks=[callback], verbose=0)
@@ -24,9 +19,7 @@ def fit(script, strategy, steps, mark, source, steps_per_execution, jit_compile,
 
 def short_job(script, strategy, steps, mark, source, steps_per_execution):
     """What train.py does in a short job: three epochs, each validated, a test, both exports."""
-    model, optimizer, loss, metrics = create(script, strategy)
-    loss = type(loss).from_config({**loss.get_config(), "reduction": "sum_over_batch_size"})
-    model.compile(optimizer, loss, metrics=metrics, steps_per_execution=steps_per_execution)
+    model = compile_model(script, strategy, steps_per_execution)
     few = create_dataset(script, training=False, split=1)
     model.fit(**create_data(script, source), epochs=3, validation_data=few, verbose=0)
     model.evaluate(few, verbose=0)
@@ -37,15 +30,22 @@ def short_job(script, strategy, steps, mark, source, steps_per_execution):
 
 
 def evaluate(script, strategy, steps, mark, source, steps_per_execution):
-    """The same for validation, of as many batches as training has."""
-    model, optimizer, loss, metrics = create(script, strategy)
-    loss = type(loss).from_config({**loss.get_config(), "reduction": "sum_over_batch_size"})
-    with strategy.scope():
-        model.compile(loss=loss, metrics=metrics, steps_per_execution=steps_per_execution)
+    """`model.evaluate`, of as many batches as training has."""
+    model = compile_model(script, strategy, steps_per_execution)
     data = create_data(script, source, training=False)
     while True:
         mark()
         model.evaluate(**data, verbose=0)
+
+
+def compile_model(script, strategy, steps_per_execution, jit_compile=False):
+    model, optimizer, loss, metrics = create(script, strategy)
+    # fit takes the mean over the global batch itself, if the loss has Keras's default reduction.
+    loss = type(loss).from_config({**loss.get_config(), "reduction": "sum_over_batch_size"})
+    execution = {"steps_per_execution": steps_per_execution, "jit_compile": jit_compile}
+    with strategy.scope():
+        model.compile(optimizer, loss, metrics=metrics, **execution)
+    return model
 
 
 def orbit(script, strategy, steps, mark):
@@ -55,7 +55,8 @@ def orbit(script, strategy, steps, mark):
     tf = script.tf
     train_step, metrics = create_step(script, strategy)
     with strategy.scope():
-        global_step = tf.Variable(0, dtype=tf.int64, aggregation=FIRST(tf))
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        global_step = tf.Variable(0, dtype=tf.int64, aggregation=first)
 
     class Trainer(orbit.StandardTrainer):
         def train_loop_begin(self):
@@ -167,10 +168,6 @@ def decode(script, strategy, steps, mark):
 # --------------------------------------------------------------------------------------------------
 # What several of them need
 # --------------------------------------------------------------------------------------------------
-
-
-def FIRST(tf):
-    return tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 def create(script, strategy):

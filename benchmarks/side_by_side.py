@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -31,11 +32,12 @@ from cookiecutter.main import cookiecutter
 from jobs import JOBS, put
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-SIZES = "essential", "complete"
+SIZES = ESSENTIAL, _ = "essential", "complete"
 PLACES = {"one": "one device", "replicas": "2 replicas", "workers": "2 workers"}
 # A peer below this share of the best in the first round sits out the others: noise won't make it
 # the best, and its time is better spent on more rounds.
 HOPELESS = 0.5
+PATIENCE = 300  # seconds that a turn may take: of two workers, one may wait for the other for good
 
 # --------------------------------------------------------------------------------------------------
 # A contender: a process of its own, which trains endlessly
@@ -80,16 +82,16 @@ def run_script(script, place, mark, *flags):
     call_main(script, place, *flags)
 
 
-def call_main(script, place, *flags, epochs=100_000):
+def call_main(script, place, *flags, epochs="100000"):
     replicas = {"one": ["--replicas", "1"], "replicas": ["--replicas", "2"], "workers": []}[place]
     with tempfile.TemporaryDirectory() as own:
         folder = os.environ.get("SHARED", own)  # by two workers
-        script.main(["--run-dir", f"{folder}/run", "--epochs", f"{epochs}", *replicas, *flags])
+        script.main(["--run-dir", f"{folder}/run", "--epochs", epochs, *replicas, *flags])
 
 
 def run_short_job(script, place, mark):
     """Writes a line after three epochs, with a test and an export."""
-    call_main(script, place, epochs=3)
+    call_main(script, place, epochs="3")
     mark()
 
 
@@ -108,41 +110,44 @@ def take_first_step(script, place, mark):
 
 def validate(script, place, mark):
     """Validates endlessly, on the training examples."""
-    validate, distribute = script.validate, script.distribute
-    sets = []
-
-    def noted_distribute(examples, size, training, first_step=0):
-        sets.append((examples, size))
-        return distribute(examples, size, training, first_step)
+    validate, sets = script.validate, note_sets(script)
 
     def validate_all(dataset, count):
-        dataset, count = distribute(*sets[-1], training=False)  # the last is that of training
+        dataset, count = script.distribute(*sets[-1], training=False)
         while True:
             mark()
             validate(dataset, count)
 
-    script.validate, script.distribute = validate_all, noted_distribute
+    script.validate = validate_all
     call_main(script, place)
 
 
 def resume(script, place, mark):
     """Notes the seconds from a run's resuming at step 1,000,000, traced, to the end of a step."""
-    train, distribute, sets = script.train, script.distribute, []
+    train, sets = script.train, note_sets(script)
+
+    def train_once(iterator, count):
+        train(iterator, 1)  # traces
+        started = time.perf_counter()
+        dataset, _ = script.distribute(*sets[-1], training=True, first_step=1_000_000)
+        train(iter(dataset), 1)
+        mark(seconds=time.perf_counter() - started)
+
+    script.train = train_once
+    call_main(script, place)
+
+
+def note_sets(script):
+    """Returns a list of the examples of each dataset that is made, of which that of training is the
+    last as training begins."""
+    distribute, sets = script.distribute, []
 
     def noted_distribute(examples, size, training, first_step=0):
         sets.append((examples, size))
         return distribute(examples, size, training, first_step)
 
-    def train_once(iterator, count):
-        train(iterator, 1)  # traces
-        started = time.perf_counter()
-        dataset, _ = distribute(*sets[-1], training=True, first_step=1_000_000)
-        train(iter(dataset), 1)
-        mark(seconds=time.perf_counter() - started)
-        os._exit(0)
-
-    script.train, script.distribute = train_once, noted_distribute
-    call_main(script, place)
+    script.distribute = noted_distribute
+    return sets
 
 
 SCRIPT = {
@@ -217,7 +222,10 @@ class Contender:
                 process.stdin.write("\n")
                 process.stdin.flush()
         started, before = time.perf_counter(), self.mark.get("processor", 0)
+        timer = threading.Timer(PATIENCE, self.end)
+        timer.start()
         lines = [process.stdout.readline() for process in self.processes]
+        timer.cancel()
         elapsed = time.perf_counter() - started
         if len(self.processes) == 1:  # two workers that stand still would take each other for lost
             self.processes[0].send_signal(signal.SIGSTOP)
@@ -297,21 +305,21 @@ def collect(contenders, rounds, folder):
 def choose_peers(place, job):
     """Returns the peers and the limits; none of the latter on workers, where fit is none either."""
     fits = {
-        f"fit, {source}, {count}{', XLA' * xla}": (SIZES[0], "fit", source, count, xla)
+        f"fit, {source}, {count}{', XLA' * xla}": (ESSENTIAL, "fit", source, count, xla)
         for source in ("arrays", "tf.data")
         for count in (1, 100)
         for xla in (False, True)
         if (source, job) != ("arrays", "input")
     }
     loops = {
-        "tutorial, by batches": (SIZES[0], "tutorial", False),
-        "tutorial, by epochs": (SIZES[0], "tutorial", True),
+        "tutorial, by batches": (ESSENTIAL, "tutorial", False),
+        "tutorial, by epochs": (ESSENTIAL, "tutorial", True),
     }
     if importlib.util.find_spec("orbit"):
-        loops["Orbit"] = (SIZES[0], "orbit")
-    limits = {"limit": (SIZES[0], "limit", False), "limit, our Adam": (SIZES[0], "limit", True)}
+        loops["Orbit"] = (ESSENTIAL, "orbit")
+    limits = {"limit": (ESSENTIAL, "limit", False), "limit, our Adam": (ESSENTIAL, "limit", True)}
     if job == "input":
-        limits = {"decoding alone": (SIZES[0], "decode")}
+        limits = {"decoding alone": (ESSENTIAL, "decode")}
     return loops if place == "workers" else {**fits, **loops, **limits}
 
 
@@ -324,12 +332,11 @@ def list_measurements(jobs, places):
             if place == "one" or job in ("digits", "dense"):
                 kinds = {**ours, **choose_peers(place, job)}
                 yield f"{job}, {PLACES[place]}", race, job, place, kinds
-    essential = SIZES[0]
     for job in [job for job in jobs if job in ("digits", "dense")]:
         kinds = {f"train.py, {size}": (size, "validation") for size in SIZES}
         for source in ("arrays", "tf.data"):
             for count in (1, 100):
-                kinds[f"evaluate, {source}, {count}"] = essential, "evaluate", source, count
+                kinds[f"evaluate, {source}, {count}"] = ESSENTIAL, "evaluate", source, count
         yield f"validation of {job}", race, job, "one", kinds
         saves = "--checkpoint-every-steps", "100"
         kinds = {f"train.py, {size}": (size, "train.py", *saves) for size in SIZES}
@@ -337,12 +344,12 @@ def list_measurements(jobs, places):
         yield f"{job}: checkpoints each 100 steps, log, TensorBoard", race, job, "one", kinds
     kinds = {f"train.py, {size}": (size, "first step") for size in SIZES}
     for source in ("arrays", "tf.data"):
-        kinds[f"fit, {source}"] = essential, "fit", source, 1, False, True
+        kinds[f"fit, {source}"] = ESSENTIAL, "fit", source, 1, False, True
     yield "digits: from the start to the first step", collect, "digits", "one", kinds
     kinds = {f"train.py, {size}": (size, "short job") for size in SIZES}
     for source in ("arrays", "tf.data"):
         for count in (1, 100):
-            kinds[f"fit, {source}, {count}"] = essential, "short_job", source, count
+            kinds[f"fit, {source}, {count}"] = ESSENTIAL, "short_job", source, count
     yield "digits: from the start to the end of three epochs", collect, "digits", "one", kinds
     kinds = {f"train.py, {size}": (size, "resume") for size in SIZES}
     yield "digits: a step after step 1,000,000, traced", collect, "digits", "one", kinds
@@ -351,7 +358,7 @@ def list_measurements(jobs, places):
         "--global-batch-size": (64, 16, 256, 1024),
     }
     for flag, numbers in flags.items():
-        kinds = {f"{flag} {n}": (essential, "train.py", flag, str(n)) for n in numbers}
+        kinds = {f"{flag} {n}": (ESSENTIAL, "train.py", flag, str(n)) for n in numbers}
         yield f"digits: {flag}", race, "digits", "one", kinds
 
 
@@ -360,14 +367,14 @@ def list_measurements(jobs, places):
 # --------------------------------------------------------------------------------------------------
 
 
-def summarize(ours, theirs):
-    """Returns the median of the ratios within a round, theirs to ours, and about the range that
-    holds the true one in 19 of 20 cases (of the order statistics, whatever the distribution)."""
+def compare(ours, theirs):
+    """Returns the median of the ratios within a round, theirs to ours, and in brackets a range that
+    holds the true one in 19 of 20 cases: of the order statistics, whatever the distribution."""
     ratios = sorted(b / a for a, b in zip(ours, theirs, strict=False))
-    if not ratios:
-        return None
+    if not ratios:  # the first contender has failed
+        return ""
     skip = max(0, int((len(ratios) - 1.96 * len(ratios) ** 0.5) / 2))
-    return statistics.median(ratios), ratios[skip], ratios[-1 - skip]
+    return f"{statistics.median(ratios):.2f} ({ratios[skip]:.2f}–{ratios[-1 - skip]:.2f})"
 
 
 def print_table(title, result):
@@ -381,9 +388,7 @@ def print_table(title, result):
             continue
         seconds = statistics.median(one["clock"])
         cells = [f"{seconds:.2f}", f"{one['batches'] / seconds:.4g}"]
-        for key in ("clock", "processor"):
-            median, low, high = summarize(one[key], reference[key])
-            cells.append(f"{median:.2f} ({low:.2f}–{high:.2f})")
+        cells += [compare(one[key], reference[key]) for key in ("clock", "processor")]
         cells += [f"{one['peak']:.0f}", str(len(one["clock"]))]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

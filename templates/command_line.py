@@ -17,16 +17,11 @@ def parse_arguments(argv):
     add("--seed", type=int, default=SEED, help="[%(default)s]")
     add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
     # {% block more_flags %}
-    # {% if cookiecutter.task == "text_classification" %}
-    parser.set_defaults(schedule=SCHEDULE, warmup_steps=WARMUP_STEPS, precision="float32")
-    # {% else %}
-    parser.set_defaults(schedule="constant", warmup_steps=0, precision="float32")  # for check_run
-    # {% endif %}
     # {% endblock %}
     args = parser.parse_args(argv)
     for name, value in vars(args).items():
         # {% block limits %}
-        least, most = -(name in ("seed", "warmup_steps")), 2**31 if type(value) is int else math.inf
+        least, most = -(name == "seed"), 2**31 if type(value) is int else math.inf
         # {% endblock %}
         if type(value) in (int, float) and not least < value < most:
             refuse(f"--{name.replace('_', '-')}: '{value}' is not between {least} and {most}")

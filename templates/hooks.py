@@ -28,10 +28,9 @@ WORKERS: int = 1
 # {% block reading %}
 # {% endblock %}
 def create_datasets():
-    """Returns the train, validation and test `tf.data.Dataset`, of single examples, in a fixed
-    order, of known number. An example is any structure of tensors of constant shapes; of a tuple,
-    the first part is what the exported model takes. All are kept in memory: let them be cheap (a
-    path, a serialized record, a row of an array), and leave what is dear to `preprocess`."""
+    """Returns the train, validation and test `tf.data.Dataset` of single examples, in fixed order,
+    of known number. An example is any structure of tensors of constant shapes; of a tuple, the
+    first part is what the exported model takes. Memory holds all: of large examples, give paths."""
     # {% block create_datasets %}
     # {% endblock %}
 

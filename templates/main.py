@@ -39,6 +39,12 @@ def main(argv=None):
     versions = {x.__name__: x.__version__ for x in (tf, keras, np)}
     versions["python"] = sys.version.split()[0]
     config |= {"train_examples": size, "versions": versions, "git_commit": commit}
+    # {% if cookiecutter.task == "text_classification" %}
+    # The flags of a complete script that check_run compares.
+    config |= {"schedule": SCHEDULE, "warmup_steps": WARMUP_STEPS, "precision": "float32"}
+    # {% else %}
+    config |= {"schedule": "constant", "warmup_steps": 0, "precision": "float32"}  # as flags
+    # {% endif %}
     path = find_checkpoint("best" if args.mode == "evaluate" else "last")
     if args.mode == "train" and path:
         check_run(config)
@@ -134,7 +140,9 @@ def main(argv=None):
 
     # 6. Test the best checkpoint.
     on_signals(lambda *_: os._exit(143))  # all is saved
-    shutil.rmtree(run_dir / "export", ignore_errors=True)  # by an old one it would seem finished
+    if WORKER == 0:  # what kills have left, and an export of before: the run would seem finished
+        for rest in (run_dir / "export", *run_dir.glob("checkpoints/*/*_temp")):
+            shutil.rmtree(rest, ignore_errors=True)
     sum_over_workers(0)  # by now the chief has written it
     restore("best")
     tested = test(*test_set)

@@ -57,7 +57,8 @@ SHORT = {
     "test_resume": r"cut_short|finished|more_epochs|fewer|line.flags0|other_replica",
     "test_state": r"gan_is_whole.1|one_name|gone_on.*under|renamed|can_not|scale|labels|url"
     r"|damaged_config|lines_of|not_executed|moment.export|alone|cores",
-    "test_sizes": r"bits.(image.*-2|tab.*-1|term-replica\])|lacks|damaged|a_line|one_folder|grow",
+    "test_sizes": r"bits.(image.*-2|tab.*-1|term-replica\])|lacks|damaged|cut_short|a_line"
+    r"|one_folder|grow",
     "test_tasks": r"baseline.tab|weight_decay",
     "test_flags": r"accumulation_|clipping.*4|averages_follow|cosine-10|patience_|profile_is"
     r"|come_from.*run\]",
@@ -277,6 +278,21 @@ def train(script, *flags, timeout=TIMEOUT, begin=fork, **options):
     code, output, errors = finish(begin(script, *flags, **options), timeout)
     assert (code, errors) == (0, ""), f"{flags}\n{output}\n{errors}"
     return output
+
+
+def wait_for_lines(run_dir, count, *processes):
+    """Wait until a run has added some lines to its log."""
+    log = run_dir / "metrics.jsonl"
+    inode = log.stat().st_ino if log.exists() else None
+
+    def wait_until(condition):
+        while not condition():
+            time.sleep(0.01)
+            assert all(process.poll() is None for process in processes)
+
+    wait_until(lambda: log.exists() and log.stat().st_ino != inode)  # a run begins by writing it
+    before = log.read_bytes().count(b"\n")
+    wait_until(lambda: log.read_bytes().count(b"\n") >= before + count)
 
 
 def ask_child(question, *arguments):

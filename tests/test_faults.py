@@ -31,6 +31,7 @@ from conftest import (
     start,
     start_workers,
     train,
+    wait_for_lines,
 )
 
 KILLS = int(os.environ.get("FAULTS_KILLS", "3"))
@@ -440,19 +441,6 @@ def test_run_goes_on_with_more_and_fewer_replicas(script, train_once, tmp_path, 
         assert line.pop("split") == other.pop("split")
         # A loop's loss goes down to 0.005, of predictions of some 10: 1e-6 is their rounding.
         assert line == pytest.approx(other, rel=1e-5, abs=1e-6)
-
-
-def wait_for_lines(run_dir, count, process):
-    """Wait until a run has added some lines to its log."""
-    log = run_dir / "metrics.jsonl"
-    inode = log.stat().st_ino if log.exists() else None
-    while not log.exists() or log.stat().st_ino == inode:
-        time.sleep(0.01)
-        assert process.poll() is None
-    before = log.read_bytes().count(b"\n")
-    while log.read_bytes().count(b"\n") < before + count:
-        time.sleep(0.01)
-        assert process.poll() is None
 
 
 # --------------------------------------------------------------------------------------------------
