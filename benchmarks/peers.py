@@ -149,8 +149,7 @@ def decode(script, strategy, steps, mark):
     """The limit of a job that is bound by its input: the input of train.py, and no steps."""
     tf, script.strategy, script.STEPS_PER_EPOCH = script.tf, strategy, steps
     script.model, _ = script.create_model_and_optimizer(strategy)
-    dataset, _ = script.distribute(*script.load(script.create_datasets()[0], "train"), True)
-    iterator = iter(dataset)
+    iterator, _ = script.distribute(*script.load(script.create_datasets()[0], "train"), True)
 
     @tf.function
     def run_steps(steps):

@@ -112,11 +112,11 @@ def validate(script, place, mark):
     """Validates endlessly, on the training examples."""
     validate, sets = script.validate, note_sets(script)
 
-    def validate_all(dataset, count):
-        dataset, count = script.distribute(*sets[-1], training=False)
+    def validate_all(iterator, count):
+        iterator, count = script.distribute(*sets[-1], training=False)
         while True:
             mark()
-            validate(dataset, count)
+            validate(iterator, count)
 
     script.validate = validate_all
     call_main(script, place)
@@ -129,8 +129,8 @@ def resume(script, place, mark):
     def train_once(iterator, count):
         train(iterator, 1)  # traces
         started = time.perf_counter()
-        dataset, _ = script.distribute(*sets[-1], training=True, first_step=1_000_000)
-        train(iter(dataset), 1)
+        iterator, _ = script.distribute(*sets[-1], training=True, first_step=1_000_000)
+        train(iterator, 1)
         mark(seconds=time.perf_counter() - started)
 
     script.train = train_once

@@ -17,9 +17,9 @@ def shuffle(size, epoch):
 
 
 def distribute(examples, size, training, first_step=0):
-    """Returns an endless dataset of batches of one shape, and the steps of an epoch. In training,
-    what is left of an order and fills no batch is left out. In evaluation, the split is filled up
-    by examples of weight 0: a replica with none at all would give NaN (tensorflow#41657)."""
+    """Returns an endless iterator of batches of one shape, and the steps of an epoch. Training
+    leaves out what fills no batch. Evaluation fills up with examples of weight 0: a replica without
+    any would give NaN (tensorflow#41657). Its iterator is kept: a new one costs many steps."""
     steps = STEPS_PER_EPOCH if training else math.ceil(size / GLOBAL_BATCH_SIZE)
     cores = len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))
 
@@ -27,13 +27,13 @@ def distribute(examples, size, training, first_step=0):
         batch_size = context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE)
         replicas = context.num_replicas_in_sync // context.num_input_pipelines  # of this worker
 
-        def order_epoch(epoch):  # the epoch, positions and examples of this worker's batches
+        def order_epoch(epoch):  # the epoch (0 in evaluation), positions and examples, by batches
             position = tf.range(steps * GLOBAL_BATCH_SIZE)
             order = shuffle(size, epoch)[: steps * GLOBAL_BATCH_SIZE] if training else position
             batches = tf.reshape(tf.stack([position, order], axis=1), [steps, -1, batch_size, 2])
             own = batches[:, context.input_pipeline_id * replicas :][:, :replicas]
             own = tf.reshape(own, [-1, batch_size, 2])
-            return tf.data.Dataset.from_tensor_slices((tf.repeat(epoch, len(own)), own))
+            return tf.data.Dataset.from_tensor_slices((tf.repeat(epoch * training, len(own)), own))
 
         def create_batch(epoch, batch):
             position, index = tf.unstack(batch, axis=1)
@@ -57,8 +57,8 @@ def distribute(examples, size, training, first_step=0):
 
     if DEVICE == "CPU":  # see next_batch
         context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)
-        return create_dataset(context), steps
-    return strategy.distribute_datasets_from_function(create_dataset), steps
+        return iter(create_dataset(context)), steps
+    return iter(strategy.distribute_datasets_from_function(create_dataset)), steps
 
 
 # {% block clock %}

@@ -26,9 +26,9 @@ def train(iterator, steps):
     return {**values, "learning_rate": float(rate), "examples_per_second": speed}
 
 
-def validate(dataset, steps):
-    return run_loop(distributed_validation_step, validation_metrics, iter(dataset), steps)
+def validate(iterator, steps):
+    return run_loop(distributed_validation_step, validation_metrics, iterator, steps)
 
 
-def test(dataset, steps):
-    return run_loop(distributed_test_step, test_metrics, iter(dataset), steps)
+def test(iterator, steps):
+    return run_loop(distributed_test_step, test_metrics, iterator, steps)

@@ -98,7 +98,7 @@ def main(argv=None):
     # 5. Train, loop by loop. A run that resumes at the end of an epoch begins with its validation.
     signals = []  # of which Python hears between loops
     on_signals(lambda number, _: signals.append(number))
-    iterator = iter(distribute(*sets["train"], training=True, first_step=step)[0])
+    iterator, _ = distribute(*sets["train"], training=True, first_step=step)
     # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
     started, trained, epoch_ends = time.monotonic(), "", step > 0 and step % STEPS_PER_EPOCH == 0

@@ -198,13 +198,11 @@ def batches(path, replicas):
 
     def read(seed, first_step, steps):
         script.SEED = seed
-        dataset, _ = script.distribute(*examples, training=True, first_step=first_step)
-        iterator = iter(dataset)
+        iterator, _ = script.distribute(*examples, training=True, first_step=first_step)
         return [read_batch(script, iterator) for _ in range(steps)]
 
     script.SEED = 0
-    dataset, steps = script.distribute(*examples, training=False)
-    iterator = iter(dataset)
+    iterator, steps = script.distribute(*examples, training=False)
     return {
         "steps an evaluation": steps,
         "seed 0": read(seed=0, first_step=0, steps=32),
@@ -212,6 +210,7 @@ def batches(path, replicas):
         "seed 0 from 23": read(seed=0, first_step=23, steps=9),
         "seed 1": read(seed=1, first_step=0, steps=32),
         "evaluation": [read_batch(script, iterator, seeds=False) for _ in range(2 * steps)],
+        "seeds of evaluation": [read_batch(script, iterator)[1] for _ in range(2 * steps)],
     }
 
 

@@ -102,6 +102,7 @@ def cores(path):
     script.strategy, _, script.DEVICE = script.create_strategy()
     examples = script.load(tf.data.Dataset.range(10), "train")
     script.preprocess = lambda batch, seeds, training: (batch, seeds)
+    script.iter = lambda dataset: dataset
 
     def count_threads():
         dataset, _ = script.distribute(*examples, training=False)

@@ -304,3 +304,10 @@ def test_evaluation_reads_the_split_in_order(batches):
     counted = [number for number, weight in zip(numbers, weights, strict=True) if weight]
     assert counted == 2 * list(range(EXAMPLES))
     assert set(weights) == {0.0, 1.0}
+
+
+def test_evaluation_draws_the_same_numbers_each_time(batches):
+    # After a restart it would have others than in the run that went on.
+    seeds = batches[1]["seeds of evaluation"]
+    assert seeds[: len(seeds) // 2] == seeds[len(seeds) // 2 :]
+    assert batches[4]["seeds of evaluation"] == seeds

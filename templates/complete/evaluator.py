@@ -1,4 +1,4 @@
-def evaluate_continuously(dataset, steps):
+def evaluate_continuously(iterator, steps):
     """Evaluates the newest checkpoint of a run under way on the validation split, again and again,
     until the run is finished, or none has come for --timeout seconds."""
     global run_dir, writers
@@ -17,7 +17,7 @@ def evaluate_continuously(dataset, steps):
             writers = writers or {"validation": tf.summary.create_file_writer(curves)}
             restore(path, values, *variables())
             exchange_averages()
-            validated = validate(dataset, steps)
+            validated = validate(iterator, steps)
             log(step, "validation", validated)
             say(f"validation {describe(validated)}  of {path}")
             seen, since = step, time.monotonic()

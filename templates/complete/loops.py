@@ -36,9 +36,9 @@ def train(iterator, steps):
     return {**values, "examples_per_second": speed, "input_wait": waited / seconds}
 
 
-def validate(dataset, steps):
-    return run_loop(distributed_validation_step, validation_metrics, iter(dataset), steps)[0]
+def validate(iterator, steps):
+    return run_loop(distributed_validation_step, validation_metrics, iterator, steps)[0]
 
 
-def test(dataset, steps):
-    return run_loop(distributed_test_step, test_metrics, iter(dataset), steps)[0]
+def test(iterator, steps):
+    return run_loop(distributed_test_step, test_metrics, iterator, steps)[0]

@@ -119,7 +119,7 @@ def main(argv=None):
     say(f"{strategy_name} on {replicas} × {DEVICE}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
     # 5. Train, loop by loop. A run that resumes at the end of an epoch begins with its validation.
-    iterator = iter(distribute(*sets["train"], True, step + state.get("skipped", 0))[0])
+    iterator, _ = distribute(*sets["train"], True, step + state.get("skipped", 0))
     # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
     started, trained, profiling = time.monotonic(), "", False
