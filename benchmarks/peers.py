@@ -113,16 +113,17 @@ def tutorial(script, strategy, steps, mark, in_graph):
             metric.reset_state()
 
 
-def limit(script, strategy, steps, mark, own_adam):
-    run_steps = create_loop(script, strategy, own_adam)
+def limit(script, strategy, steps, mark, own_adam, own_input=False):
+    script.STEPS_PER_EPOCH = steps
+    run_steps = create_loop(script, strategy, own_adam, own_input)
     while True:
         mark()
         run_steps(steps)
 
 
-def create_loop(script, strategy, own_adam):
-    """Returns a function that runs some steps of a script in one graph on one constant batch: with
-    the script's Adam, or with Keras's."""
+def create_loop(script, strategy, own_adam, own_input):
+    """Returns a function that runs some steps of a script in one graph: with the script's Adam, or
+    with Keras's; on what its input gives, or on one constant batch."""
     tf, script.strategy = script.tf, strategy
     script.model, script.optimizer = script.create_model_and_optimizer(strategy)
     if not own_adam:
@@ -131,6 +132,8 @@ def create_loop(script, strategy, own_adam):
     script.train_metrics, *_ = script.create_metrics(strategy)
     with strategy.scope():
         script.optimizer.build(script.model.trainable_variables)
+    if own_input:
+        iterator, _ = script.distribute(*script.load(script.create_datasets()[0], "train"), True)
     size = script.GLOBAL_BATCH_SIZE // strategy.num_replicas_in_sync
     examples = next(iter(script.create_datasets()[0].batch(size)))
     features, labels = script.preprocess(examples, tf.zeros([size, 2], tf.int32), training=True)
@@ -138,11 +141,11 @@ def create_loop(script, strategy, own_adam):
     batch = strategy.experimental_distribute_values_from_function(lambda _: share)
 
     @tf.function
-    def run_steps(batch, steps):
+    def run_steps(steps):
         for _ in tf.range(steps):
-            script.distributed_train_step(batch)
+            script.distributed_train_step(script.next_batch(iterator) if own_input else batch)
 
-    return lambda steps: run_steps(batch, tf.constant(steps))
+    return lambda steps: run_steps(tf.constant(steps))
 
 
 def decode(script, strategy, steps, mark):

@@ -317,7 +317,11 @@ def choose_peers(place, job):
     }
     if importlib.util.find_spec("orbit"):
         loops["Orbit"] = (ESSENTIAL, "orbit")
-    limits = {"limit": (ESSENTIAL, "limit", False), "limit, our Adam": (ESSENTIAL, "limit", True)}
+    limits = {
+        "limit": (ESSENTIAL, "limit", False),
+        "limit, our Adam": (ESSENTIAL, "limit", True),
+        "limit, our Adam and input": (ESSENTIAL, "limit", True, True),
+    }
     if job == "input":
         limits = {"decoding alone": (ESSENTIAL, "decode")}
     return loops if place == "workers" else {**fits, **loops, **limits}
