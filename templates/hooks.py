@@ -30,7 +30,7 @@ WORKERS: int = 1
 def create_datasets():
     """Returns the train, validation and test `tf.data.Dataset` of single examples, in fixed order,
     of known number. An example is any structure of tensors of constant shapes; of a tuple, the
-    first part is what the exported model takes. Memory holds all: of large examples, give paths."""
+    first part is what the exported model takes. All stay in memory: of large ones give the path."""
     # {% block create_datasets %}
     # {% endblock %}
 
@@ -40,8 +40,8 @@ def create_datasets():
 def preprocess(batch, seeds, training):
     """Turns examples of `create_datasets`, all tensors [batch, …], into (features,), (features,
     labels) or (features, labels, sample_weight): tensors or structures of them, [batch, …], the
-    weights [batch] float32. `seeds`, [batch, 2] int32, are a function of SEED, the epoch and an
-    example's position in it: draw from them alone, and a resumed run draws the same numbers."""
+    weights [batch] float32. `seeds`, [batch, 2] int32, are a function of SEED, the epoch (0 in
+    evaluation) and the position in it: draw from them alone, and a resumed run draws the same."""
     # {% block preprocess %}
     # {% endblock %}
 

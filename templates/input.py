@@ -27,7 +27,7 @@ def distribute(examples, size, training, first_step=0):
         batch_size = context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE)
         replicas = context.num_replicas_in_sync // context.num_input_pipelines  # of this worker
 
-        def order_epoch(epoch):  # the epoch (0 in evaluation), positions and examples, by batches
+        def order_epoch(epoch):  # the epoch (see preprocess), positions and examples, by batches
             position = tf.range(steps * GLOBAL_BATCH_SIZE)
             order = shuffle(size, epoch)[: steps * GLOBAL_BATCH_SIZE] if training else position
             batches = tf.reshape(tf.stack([position, order], axis=1), [steps, -1, batch_size, 2])
