@@ -18,7 +18,7 @@ def create_strategy():
         connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
         return tf.distribute.TPUStrategy(connect(os.environ.get("TPU_NAME", "local"))), name, "TPU"
     kind = "GPU" if gpus else "CPU"
-    if kind == "CPU":  # or sums are merged, operations fused, and replicas round unlike workers
+    if kind == "CPU" and name != "one_device":  # or replicas round otherwise than workers
         off = {"arithmetic_optimization": False, "remapping": False}
         tf.config.optimizer.set_experimental_options(off)
     if name == "multi_worker":
