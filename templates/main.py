@@ -163,7 +163,7 @@ def run(argv=None):
         code = main(argv)
     except SystemExit as end:
         code = end.code
-    except (tf.errors.UnavailableError, tf.errors.AbortedError):
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError):
         print("train.py: stopped: a worker is lost; start all workers again", file=sys.stderr)
         code = 143
     except Exception:

@@ -24,9 +24,10 @@ def interrupt(reader=None):
         os.read(reader, 1)
         ending.acquire()
     try:
-        if WORKER == 0 and snapshot and int(snapshot["step"]) not in [0, *list_checkpoints("last")]:
-            writer.submit(write_checkpoint, snapshot).result()
-            say(f"stopped, and saved at step {snapshot['step']}; the same command goes on")
+        last = snapshot  # meanwhile training may go on, and make another
+        if WORKER == 0 and last and int(last["step"]) not in [0, *list_checkpoints("last")]:
+            writer.submit(write_checkpoint, last).result()
+            say(f"stopped, and saved at step {last['step']}; the same command goes on")
     except Exception as error:
         leave(explain(error))
     leave(143)
