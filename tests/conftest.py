@@ -31,6 +31,7 @@ TEMPLATE = Path(__file__).resolve().parents[1]
 # The order to run the files in: from seconds to minutes.
 FILES_IN_ORDER = [
     "test_rendering",
+    "test_kubernetes",
     "test_bad_input",
     "test_launch",
     "test_running",
@@ -43,11 +44,14 @@ FILES_IN_ORDER = [
     "test_tasks",
     "test_flags",
     "test_faults",
+    "test_machines",
+    "test_slurm",
 ]
 
 # What shows a promise once, of the files that show it again on other tasks, replicas, workers and
 # flags: the rest of these is marked as long. Of files not named here, all tests are short.
 SHORT = {
+    "test_rendering": r"^(?!.*(image|text)_.*(slurm|kubernetes))",
     "test_running": r"^(?!.*(bar.(essential-(80|200)|complete)|small_for_a_slow))",
     "test_exactness": r"-worker|batches.2|order|seed|steps_per_loop|sample"
     r"|once.(64-by-2|1000|weighted-by-2)",
@@ -63,6 +67,9 @@ SHORT = {
     "test_flags": r"accumulation_|clipping.*4|averages_follow|cosine-10|patience_|profile_is"
     r"|come_from.*run\]",
     "test_faults": r"skipped.some|full_disk.2600|is_named.1",
+    "test_machines": "read",
+    "test_kubernetes": r"^(?!.*installs)",
+    "test_slurm": "clean",
     "test_proofs": r"passes_.*image.*essential|not_listed|mean-in|slices",
 }
 

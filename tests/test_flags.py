@@ -406,11 +406,12 @@ def pairs_of(row):
     return map(frozenset, itertools.combinations(enumerate(row), 2))
 
 
-# All pairs of flags and tasks; with FLAGS_PAIRS=all, all pairs of flags for each task.
+# All pairs of flags and of the two tasks that compile in seconds; with FLAGS_PAIRS=all, all pairs of
+# flags for each task.
 if os.environ.get("FLAGS_PAIRS") == "all":
     ROWS = [((task,), *row) for task in TASKS for row in pair_up(CHOICES)]
 else:
-    ROWS = pair_up([[(task,) for task in TASKS], *CHOICES])
+    ROWS = pair_up([[(task,) for task in TASKS if task != "text_classification"], *CHOICES])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(sum(row, ())))

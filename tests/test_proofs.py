@@ -70,9 +70,19 @@ def seconds_of_processor():
     return times.children_user + times.children_system
 
 
-def test_project_passes_as_rendered_and_lists_what_to_edit(answers, prove):
+# Of each task and each size: the hooks, the steps and the tests of both sizes are the same.
+@pytest.mark.parametrize(
+    ("task", "script"),
+    [
+        ("image_classification", "essential"),
+        ("image_classification", "complete"),
+        ("text_classification", "essential"),
+        ("tabular_regression", "complete"),
+    ],
+)
+def test_project_passes_as_rendered_and_lists_what_to_edit(task, script, prove):
     start = seconds_of_processor()
-    project_dir, output, outcomes = prove(**answers)
+    project_dir, output, outcomes = prove(task=task, script=script)
     seconds = seconds_of_processor() - start
     assert set(outcomes) == {
         *map(contract_of, HOOKS),

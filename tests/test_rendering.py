@@ -25,7 +25,7 @@ PRODUCT = TEMPLATE / "{{cookiecutter.project_slug}}"
 CONTEXT = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
 QUESTIONS = {name: value for name, value in CONTEXT.items() if not name.startswith("_")}
 
-# Every file of the product.
+# Every file of the product, and those that a cluster adds.
 FILES = {
     ".gitignore",
     "README.md",
@@ -34,6 +34,11 @@ FILES = {
     "tests/conftest.py",
     "tests/test_train.py",
     "train.py",
+}
+FILES_OF = {
+    "none": set(),
+    "slurm": {"launch/slurm.sbatch"},
+    "kubernetes": {"launch/kubernetes.yaml", "Dockerfile"},
 }
 
 # A comment block with the metadata of a script, by the regular expression of PEP 723.
@@ -124,7 +129,7 @@ def test_sizes_have_the_same_hooks(render, tmp_path):
 def test_product_is_exactly_these_files(answers, render, tmp_path):
     project_dir = render(tmp_path, project_slug="some_slug", **answers)
     assert project_dir == tmp_path / "some_slug"
-    assert set(read_files(project_dir)) == FILES
+    assert set(read_files(project_dir)) == FILES | FILES_OF[answers["cluster"]]
     assert list(tmp_path.iterdir()) == [project_dir]
 
 
@@ -148,6 +153,15 @@ def test_hooks_change_no_file(answers, render, tmp_path):
     with_hooks = render(tmp_path / "with", **answers)
     without_hooks = render(tmp_path / "without", accept_hooks=False, **answers)
     assert read_files(with_hooks) == read_files(without_hooks)
+
+
+def test_cluster_changes_no_code(render, tmp_path):
+    products = {x: read_files(render(tmp_path / x, cluster=x)) for x in QUESTIONS["cluster"]}
+    for cluster in ("slurm", "kubernetes"):
+        changed = {
+            path for path, text in products[cluster].items() if text != products["none"].get(path)
+        }
+        assert changed == {*FILES_OF[cluster], "README.md"}
 
 
 def other_answers(question, answer):

@@ -1,0 +1,210 @@
+"""launch/slurm.sbatch, on a real Slurm: a controller and two nodes, on two machines in one.
+
+It needs root and Debian's slurmctld, slurmd and slurm-client, which .ci/run installs where it can.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import FLAGS, assert_same_run, edit, environment, wait_for_lines
+from machines import start_machines, start_slurm, wait_until
+
+REPLICAS = ("--replicas", "2")
+LONG = ("--global-batch-size", "16", "--epochs", "400", "--steps-per-loop", "7")
+ONE_CORE = ("#SBATCH --cpus-per-task=8\n", "#SBATCH --cpus-per-task=1\n")
+needs_slurm = pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("slurmctld", "slurmd", "nsenter"))),
+    reason="it takes root, and Debian's slurmctld, slurmd and slurm-client",
+)
+
+
+@pytest.fixture(scope="session")
+def project(render, tmp_path_factory):
+    """Return a function that gives the folder of a new project of some size."""
+
+    def render_project(script="complete"):
+        folder = render(tmp_path_factory.mktemp("slurm"), script=script, cluster="slurm")
+        edit(folder / "launch" / "slurm.sbatch", folder / "launch", ONE_CORE)
+        return folder
+
+    return render_project
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    (tmp_path / "slurm").mkdir()
+    with start_machines(tmp_path) as on, start_slurm(on, tmp_path / "slurm") as cluster:
+        yield cluster
+
+
+def submit(slurm, project, *arguments, options=()):
+    """Submit a job. Return its number."""
+    variables = environment(PYTHON=sys.executable) | slurm.environment
+    finished = subprocess.run(
+        slurm.on(0, "sbatch", "--parsable", *options, "launch/slurm.sbatch", *arguments),
+        cwd=project,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+def read_logs(project, job):
+    """Return what the job's shell wrote, and each of its tasks."""
+    return [(project / f"slurm-{job}{x}.log").read_text("utf-8") for x in ("", "-0", "-1")]
+
+
+def find_tasks(run_dir):
+    """Return the processes of train.py with this run directory, Python's alone."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                words = file.read().decode().split("\0")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if entry.isdigit() and words[:1] == [sys.executable] and str(run_dir) in words:
+            found.append(int(entry))
+    return found
+
+
+def read_variable(pid, name):
+    """Return an environment variable of a process."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        pairs = (pair.partition(b"=") for pair in file.read().split(b"\0"))
+        return {key.decode(): value.decode() for key, _, value in pairs}[name]
+
+
+def find_ancestor(pid, generations):
+    """Return the process that started a process, or the one that started that."""
+    for _ in range(generations):
+        with open(f"/proc/{pid}/status") as file:
+            pid = int(re.search(r"PPid:\s+(\d+)", file.read())[1])
+    return pid
+
+
+def test_job_file_is_clean(project):
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed")
+    subprocess.run(["shellcheck", "launch/slurm.sbatch"], cwd=project(), check=True)
+
+
+@needs_slurm
+def test_two_jobs_at_once_have_the_bits_of_replicas(project, slurm, train_once):
+    folder = project()
+    slurm.run("sbatch", "--test-only", folder / "launch" / "slurm.sbatch")
+    runs = [folder / name for name in ("run-a", "run-b")]
+    jobs = [submit(slurm, folder, *FLAGS, "--run-dir", run) for run in runs]
+    for job, run in zip(jobs, runs, strict=True):
+        shown = slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300)
+        assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), read_logs(
+            folder, job
+        )
+        _, chief, other = read_logs(folder, job)
+        assert "multi_worker on 2 × CPU" in chief and "multi_worker" not in other
+        assert_same_run(run, train_once(*FLAGS, *REPLICAS))
+
+
+@needs_slurm
+@pytest.mark.parametrize(("size", "task"), [("essential", 1), ("complete", 0)])
+def test_killed_task_is_requeued(size, task, project, slurm, train_once):
+    folder = project(size)
+    run = folder / "run"
+    job = submit(slurm, folder, *FLAGS, "--run-dir", run)
+    slurm.wait_for(job, "RUNNING")
+    wait_for_lines(run, 10)
+    pids = wait_until(lambda: (found := find_tasks(run)) and len(found) == 2 and found, "two tasks")
+    ranks = [read_variable(pid, "SLURM_PROCID") for pid in pids]
+    os.kill(pids[ranks.index(str(task))], signal.SIGKILL)
+    wait_until(lambda: slurm.show(job)["Restarts"] == "1", "the restart")
+    shown = slurm.wait_for(job, "COMPLETED", "FAILED")
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), read_logs(folder, job)
+    assert "restart 1 of 20" in read_logs(folder, job)[0]
+    assert_same_run(run, train_once(*FLAGS, *REPLICAS))
+
+
+@needs_slurm
+def test_lost_node_is_requeued(project, slurm, train_once):
+    folder = project()
+    run = folder / "run"
+    job = submit(slurm, folder, *FLAGS, "--run-dir", run)
+    slurm.wait_for(job, "RUNNING")
+    wait_for_lines(run, 10)
+    pids = find_tasks(run)
+    lost = [pid for pid in pids if read_variable(pid, "SLURM_PROCID") == "1"]
+    # The node's daemon, what runs the task, and the task.
+    slurmd = slurm.read_pid("slurmd-n2")
+    for pid in (slurmd, *(find_ancestor(pid, 2) for pid in lost), *lost):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: slurm.show(job)["Restarts"] == "1", "the restart")
+    slurm.start_node(1)
+    shown = slurm.wait_for(job, "COMPLETED", "FAILED")
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), read_logs(folder, job)
+    assert_same_run(run, train_once(*FLAGS, *REPLICAS))
+
+
+@needs_slurm
+def test_time_limit_is_requeued(project, slurm, train_once):
+    folder = project()
+    run = folder / "run"
+    validate = "def validate(iterator, steps):\n"
+    edit(folder / "train.py", folder, (validate, f"{validate}    time.sleep(15)\n"))
+    options = ("--time=1", "--signal=TERM@50")  # Slurm looks every half a minute
+    job = submit(slurm, folder, *FLAGS, "--run-dir", run, options=options)
+    wait_until(lambda: slurm.show(job)["Restarts"] == "1", "the restart")
+    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=20")
+    shown = slurm.wait_for(job, "COMPLETED", "FAILED")
+    assert shown["JobState"] == "COMPLETED", read_logs(folder, job)
+    assert_same_run(run, train_once(*FLAGS, *REPLICAS))
+
+
+@needs_slurm
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_cancelled_job_is_saved_and_not_requeued(size, project, slurm):
+    folder = project(size)
+    run = folder / "run"
+    job = submit(slurm, folder, *LONG, "--run-dir", run)
+    slurm.wait_for(job, "RUNNING")
+    wait_for_lines(run, 10)
+    slurm.run("scancel", job)
+    wait_until(lambda: not find_tasks(run), "the end of the tasks", 30)
+    shown = slurm.wait_for(job, "CANCELLED", "FAILED", "COMPLETED")
+    assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
+    [step] = re.findall(r"stopped, and saved at step (\d+);", read_logs(folder, job)[1])
+    assert (run / "checkpoints" / "last" / f"ckpt-{step}.index").is_file()
+
+
+@needs_slurm
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (("--epochs", "x"), "2:0", "--epochs"),
+        (("--learning-rate", "1e30"), "1:0", "not finite"),
+    ],
+    ids=["input", "run"],
+)
+def test_what_fails_is_not_requeued(flags, code, words, project, slurm):
+    folder = project()
+    job = submit(slurm, folder, *flags, "--run-dir", folder / "run")
+    shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", code, "0")
+    assert words in "".join(read_logs(folder, job)[1:])
+
+
+@needs_slurm
+def test_restarts_are_counted(project, slurm):
+    folder = project()
+    edit(folder / "launch/slurm.sbatch", folder / "launch", ("MAX_RESTARTS=20", "MAX_RESTARTS=1"))
+    (folder / "train.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
+    job = submit(slurm, folder)
+    shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "137:0", "1")
+    assert "no restart is left" in read_logs(folder, job)[0]
