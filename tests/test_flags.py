@@ -406,7 +406,7 @@ def pairs_of(row):
     return map(frozenset, itertools.combinations(enumerate(row), 2))
 
 
-# All pairs of flags and of the two tasks that compile in seconds; with FLAGS_PAIRS=all, all pairs of
+# All pairs of flags, and of two tasks, which compile in seconds; with FLAGS_PAIRS=all, all pairs of
 # flags for each task.
 if os.environ.get("FLAGS_PAIRS") == "all":
     ROWS = [((task,), *row) for task in TASKS for row in pair_up(CHOICES)]
