@@ -403,8 +403,62 @@ def speed(path):
     return script.train(None, 7)
 
 
+# --------------------------------------------------------------------------------------------------
+# What a TPU asks of the steps
+# --------------------------------------------------------------------------------------------------
+
+
+def compiled(path, *flags):
+    """Return of each step of a replica its operations, those of no static shape, and what it gives
+    as it stands and compiled by XLA. In place of the first loop of a run."""
+    script = load(path)
+    answer = {}
+
+    def look(iterator, steps):
+        batch = script.next_batch(iterator)
+        for name in ("validation_step", "test_step", "train_step"):
+            step = getattr(script, name)
+            graph = tf.function(step).get_concrete_function(batch).graph
+            graphs = [graph, *(function.graph for function in find_functions(graph))]
+            operations = [x for each in graphs for x in each.get_operations()]
+            values = []
+            for jit_compile in (False, True):
+                script.keras.utils.set_random_seed(0)
+                variables = [*script.model.variables, *script.optimizer.variables]
+                before = [x.numpy() for x in variables]
+                values.append(tf.function(step, jit_compile=jit_compile)(batch).numpy().tolist())
+                for variable, value in zip(variables, before, strict=True):
+                    variable.assign(value)
+            answer[name] = {
+                "operations": sorted({x.type for x in operations}),
+                "dynamic": [
+                    f"{x.name} {y.shape}"
+                    for x in operations
+                    for y in x.outputs
+                    if not y.shape.is_fully_defined()
+                    # The compiler has the values of these, of constants; and nothing reads those.
+                    and x.type != "BroadcastGradientArgs"
+                    and "redundant_placeholder" not in x.name
+                ],
+                "values": values,
+            }
+        raise SystemExit(0)
+
+    script.train = look
+    try:
+        script.main(flags)
+    except SystemExit as end:
+        assert end.code == 0
+    return answer
+
+
+def find_functions(graph):
+    """Return the functions that the operations of a graph call, and theirs."""
+    return [graph._get_function(name) for name in graph._functions]
+
+
 if __name__ == "__main__":
-    questions = (orders, late_start, shares, embedding, adam, overflow, endless, speed)
+    questions = (orders, late_start, shares, embedding, adam, overflow, endless, speed, compiled)
     questions = {question.__name__: question for question in questions}
     question, path, arguments = sys.argv[1:]
     print(json.dumps(questions[question](path, *json.loads(arguments))))

@@ -57,7 +57,7 @@ SHORT = {
     r"|once.(64-by-2|1000|weighted-by-2)",
     "test_numbers": r"random.65537|bad_shuffle|at_once|share_out|one_gradient.(--replicas 2)?\]"
     r"|refused.(seed|data)|of_an_epoch|sync.*compile|endless|speed|overflow|metric|term-worker"
-    r"|alone_hears|numpy.tab",
+    r"|alone_hears|numpy.tab|whole.tab",
     "test_resume": r"cut_short|finished|more_epochs|fewer|line.flags0|other_replica",
     "test_state": r"gan_is_whole.1|one_name|gone_on.*under|renamed|can_not|scale|labels|url"
     r"|damaged_config|lines_of|not_executed|moment.export|alone|cores",

@@ -260,6 +260,7 @@ def test_flags_that_change_no_result(task, projects, tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 CUT = ("[1257, 1527]", '[int(os.environ["CUT"]), 1527]')
+ORDER = ("np.random.default_rng(0)", 'np.random.default_rng(int(os.environ["ORDER"]))')
 OTHER_FLAG = ('add("--jit-compile", ', 'add("--compile", ')
 VERSION = ('["python"] = sys.version.split()[0]', '["python"] = "3.9.0"')
 
@@ -271,16 +272,17 @@ UNLIKE = {
     "script with other flags": ((), {}, OTHER_FLAG, ()),
     "version": ((), {}, VERSION, ("python", "3.9.0", "3.")),
     "data": ((), {"CUT": "1200"}, None, ("examples", "1200", "1257", "327", "270")),
+    "order": ((), {"ORDER": "1"}, None, ("data",)),
 }
 
 
 @pytest.mark.parametrize("name", UNLIKE)
 def test_unlike_workers_are_refused(name, script, tmp_path):
     flags, variables, change, words = UNLIKE[name]
-    scripts = edit_pair(script, tmp_path, CUT)
+    scripts = edit_pair(script, tmp_path, CUT, ORDER)
     if change:
         edit(scripts[1], scripts[1].parent, change)
-    environments = environments_of(WORKERS, CUT="1257")
+    environments = environments_of(WORKERS, CUT="1257", ORDER="0")
     environments[1].update(variables)
     given = (FLAGS, (*FLAGS, *flags))
     pair = [
@@ -609,3 +611,33 @@ def test_kill_before_the_first_checkpoint_is_listed(script, train_once, tmp_path
     assert not (tmp_path / "run" / "checkpoints" / "last" / "checkpoint").exists()
     assert "resumed at step 13" in train(script, *FLAGS)
     assert_same_run(tmp_path / "run", train_once(*FLAGS))
+
+
+# --------------------------------------------------------------------------------------------------
+# What a TPU asks of the steps
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "script", "flags"),
+    [
+        ("image_classification", "essential", ()),
+        ("text_classification", "essential", ()),
+        ("tabular_regression", "essential", ()),
+        ("image_classification", "complete", ("--precision", "mixed_bfloat16")),
+        ("image_classification", "complete", ("--clip-norm", "1", "--ema-momentum", "0.9")),
+        ("tabular_regression", "complete", ("--accumulation-steps", "2")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_steps_are_compiled_whole(task, script, flags, render, tmp_path):
+    """No TPU is at hand. What runs there is compiled by XLA, as here for a CPU: shapes are known,
+    and nothing calls the host. Dropout draws other numbers there."""
+    folder = render(tmp_path, task=task, script=script)
+    rough = "--precision" in flags or task == "text_classification"
+    for step, answer in ask("compiled", folder / "train.py", "--epochs", "1", *flags).items():
+        assert answer["dynamic"] == [], step
+        assert not [x for x in answer["operations"] if "PyFunc" in x or "Print" in x or "Summ" in x]
+        plain, compiled = answer["values"]
+        tolerance = 0.05 if step == "train_step" or rough else 1e-5
+        assert compiled == pytest.approx(plain, rel=tolerance), step

@@ -53,6 +53,8 @@ def main(argv=None):
     own = ("run_dir", "timeout", "profile", "git_commit")  # each worker may have its own
     facts = {"examples": [x for _, x in sets.values()], **config}
     facts["train.py"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    tensors = tf.nest.flatten([x for x, _ in sets.values()]) if WORKERS > 1 else []
+    facts["data"] = [hashlib.sha256(pickle.dumps(x.numpy())).hexdigest()[:8] for x in tensors]
     check_workers({key: x for key, x in facts.items() if key not in own})
     path, values = None, {}
     if args.mode != "continuous_evaluate":
