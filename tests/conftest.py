@@ -30,6 +30,7 @@ TEMPLATE = Path(__file__).resolve().parents[1]
 
 # The order to run the files in: from seconds to minutes.
 FILES_IN_ORDER = [
+    "test_golden",
     "test_rendering",
     "test_kubernetes",
     "test_bad_input",
