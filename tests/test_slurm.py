@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import FLAGS, assert_same_run, edit, environment, wait_for_lines
@@ -16,7 +17,6 @@ from machines import start_machines, start_slurm, wait_until
 
 REPLICAS = ("--replicas", "2")
 LONG = ("--global-batch-size", "16", "--epochs", "400", "--steps-per-loop", "7")
-ONE_CORE = ("#SBATCH --cpus-per-task=8\n", "#SBATCH --cpus-per-task=1\n")
 needs_slurm = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("slurmctld", "slurmd", "nsenter"))),
     reason="it takes root, and Debian's slurmctld, slurmd and slurm-client",
@@ -28,9 +28,7 @@ def project(render, tmp_path_factory):
     """Return a function that gives the folder of a new project of some size."""
 
     def render_project(script="complete"):
-        folder = render(tmp_path_factory.mktemp("slurm"), script=script, cluster="slurm")
-        edit(folder / "launch" / "slurm.sbatch", folder / "launch", ONE_CORE)
-        return folder
+        return render(tmp_path_factory.mktemp("slurm"), script=script, cluster="slurm")
 
     return render_project
 
@@ -44,7 +42,8 @@ def slurm(tmp_path):
 
 def submit(slurm, project, *arguments, options=()):
     """Submit a job. Return its number."""
-    variables = environment(PYTHON=sys.executable) | slurm.environment
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an activated environment
+    variables = environment(PATH=path) | slurm.environment
     finished = subprocess.run(
         slurm.on(0, "sbatch", "--parsable", *options, "launch/slurm.sbatch", *arguments),
         cwd=project,
@@ -71,7 +70,7 @@ def find_tasks(run_dir):
                 words = file.read().decode().split("\0")
         except (OSError, UnicodeDecodeError):
             continue
-        if entry.isdigit() and words[:1] == [sys.executable] and str(run_dir) in words:
+        if entry.isdigit() and words[0].endswith("python") and str(run_dir) in words:
             found.append(int(entry))
     return found
 
@@ -188,11 +187,15 @@ def test_cancelled_job_is_saved_and_not_requeued(size, project, slurm):
     [
         (("--epochs", "x"), "2:0", "--epochs"),
         (("--learning-rate", "1e30"), "1:0", "not finite"),
+        (None, "1:0", "No such file"),
     ],
-    ids=["input", "run"],
+    ids=["input", "run", "script"],
 )
 def test_what_fails_is_not_requeued(flags, code, words, project, slurm):
     folder = project()
+    if flags is None:
+        (folder / "train.py").write_text("import os\nos.execv('/nowhere', ['x'])\n")
+        flags = ()
     job = submit(slurm, folder, *flags, "--run-dir", folder / "run")
     shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
     assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", code, "0")
