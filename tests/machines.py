@@ -32,9 +32,10 @@ SchedulerType=sched/builtin
 ReturnToService=2
 KillWait=20
 SlurmdTimeout=10
+SlurmdParameters=config_overrides
 MailProg=/bin/true
-NodeName=n1 NodeAddr=10.77.0.1 CPUs=2
-NodeName=n2 NodeAddr=10.77.0.2 CPUs=2
+NodeName=n1 NodeAddr=10.77.0.1 CPUs=4
+NodeName=n2 NodeAddr=10.77.0.2 CPUs=4
 PartitionName=test Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 StateSaveLocation={0}/state
 SlurmctldPidFile={0}/slurmctld.pid

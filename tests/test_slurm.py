@@ -101,7 +101,13 @@ def test_two_jobs_at_once_have_the_bits_of_replicas(project, slurm, train_once):
     folder = project()
     slurm.run("sbatch", "--test-only", folder / "launch" / "slurm.sbatch")
     runs = [folder / name for name in ("run-a", "run-b")]
-    jobs = [submit(slurm, folder, *FLAGS, "--run-dir", run) for run in runs]
+    shapes = ([], ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1"])  # on one node, both
+    jobs = [
+        submit(slurm, folder, *FLAGS, "--run-dir", run, options=options)
+        for run, options in zip(runs, shapes, strict=True)
+    ]
+    slurm.wait_for(jobs[0], "RUNNING")
+    slurm.wait_for(jobs[1], "RUNNING")
     for job, run in zip(jobs, runs, strict=True):
         shown = slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300)
         assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), read_logs(
