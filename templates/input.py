@@ -47,13 +47,12 @@ def distribute(examples, size, training, first_step=0):
             return features, labels, real if sample_weight is None else real * sample_weight
 
         epochs = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32)
-        batches = epochs.flat_map(order_epoch).skip(first_step % steps * replicas)
+        places = epochs.flat_map(order_epoch).skip(first_step % steps * replicas)
         options = tf.data.Options()
         options.threading.private_threadpool_size = cores
         options.autotune.enabled = False  # its thread sleeps, and the end of the run waits for it
-        batches = batches.map(create_batch, num_parallel_calls=cores)
         # Endless to TensorFlow too, or all workers agree at each step on whether there is more.
-        return batches.repeat().prefetch(2 * replicas).with_options(options)
+        return places.map(create_batch, cores).repeat().prefetch(2 * replicas).with_options(options)
 
     if DEVICE == "CPU":  # see next_batch
         context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)

@@ -320,13 +320,14 @@ def create_strategy():
     if name == "tpu":
         connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
         return tf.distribute.TPUStrategy(connect(os.environ.get("TPU_NAME", "local"))), name, "TPU"
-    kind = "GPU" if gpus else "CPU"
+    kind, link = ("GPU", "NCCL") if gpus else ("CPU", "RING")  # "AUTO" is the ring, on GPUs too
     if kind == "CPU" and name != "one_device":  # or replicas round otherwise than workers
         off = {"arithmetic_optimization": False, "remapping": False}
         tf.config.optimizer.set_experimental_options(off)
     if name == "multi_worker":
         on_signals(signal.SIG_DFL)  # it waits for the others, and Python hears nothing meanwhile
-        return tf.distribute.MultiWorkerMirroredStrategy(), name, kind
+        options = tf.distribute.experimental.CommunicationOptions(implementation=link)
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options), name, kind
     if replicas:
         tf.config.set_visible_devices([], "GPU")
         parts = [tf.config.LogicalDeviceConfiguration()] * replicas
@@ -406,13 +407,12 @@ def distribute(examples, size, training, first_step=0):
             return features, labels, real if sample_weight is None else real * sample_weight
 
         epochs = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32)
-        batches = epochs.flat_map(order_epoch).skip(first_step % steps * replicas)
+        places = epochs.flat_map(order_epoch).skip(first_step % steps * replicas)
         options = tf.data.Options()
         options.threading.private_threadpool_size = cores
         options.autotune.enabled = False  # its thread sleeps, and the end of the run waits for it
-        batches = batches.map(create_batch, num_parallel_calls=cores)
         # Endless to TensorFlow too, or all workers agree at each step on whether there is more.
-        return batches.repeat().prefetch(2 * replicas).with_options(options)
+        return places.map(create_batch, cores).repeat().prefetch(2 * replicas).with_options(options)
 
     if DEVICE == "CPU":  # see next_batch
         context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)
