@@ -129,7 +129,7 @@ def compare(counts, steps):
     """Prints what was measured, beside what the model has for it. The link is that of two workers,
     the compute time that of one: four are what it predicts."""
     with tempfile.TemporaryDirectory() as folder:
-        project = cookiecutter(str(TEMPLATE), no_input=True, output_dir=folder)
+        project = cookiecutter(str(TEMPLATE), no_input=True, output_dir=folder, accept_hooks=False)
         script = Path(project) / "train.py"
         text = script.read_text(encoding="utf-8")
         assert NETWORK[0] in text
