@@ -1,9 +1,10 @@
 """What more workers cost: measured on this machine, and simulated for others.
 
     python benchmarks/scaling.py measure [--workers 1 2 4] [--steps 150]
-    python benchmarks/scaling.py simulate [--gradient MB] [--compute S] [--spread X] [--plot FILE]
+    python benchmarks/scaling.py simulate [--gradient MB] [--compute S] [--links GBIT ...]
+        [--latency S] [--spread X] [--plot FILE]
 
-`measure` trains a dense network with as many workers on this machine, each on one core and with a
+`measure` trains a dense network with as many workers on this machine, each with one thread and a
 batch of 64, and compares the bytes of a step and its time with what `simulate` computes.
 docs/scaling.md says what follows for machines with GPUs.
 """
@@ -11,7 +12,6 @@ docs/scaling.md says what follows for machines with GPUs.
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -44,17 +44,18 @@ def count_bytes(workers, gradient):
 
 
 def simulate(workers, compute, gradient, link, latency, spread, steps=500, seed=0):
-    """Returns the mean seconds of a step of synchronous training.
+    """Returns the mean seconds of a step of synchronous training: of computing, of waiting for the
+    slowest, of messages, and of bytes.
 
     Each worker computes for `compute` seconds, times a lognormal factor of mean 1 that differs by
-    worker and step: `spread` is the standard deviation of its logarithm. All wait for the slowest.
-    Then the ring: 2 (n - 1) messages, one after the other, of `latency` seconds each, besides the
-    bytes over `link`, in bytes a second. No overlap of the two: train.py sums gradients once all of
-    them are there.
+    worker and step: `spread` is the standard deviation of its logarithm. Then the ring: 2 (n - 1)
+    messages, one after the other, of `latency` seconds each, besides the bytes over `link`, in
+    bytes a second. Nothing overlaps: train.py sums gradients once all of them are there.
     """
     draws = np.random.default_rng(seed).normal(-(spread**2) / 2, spread, [steps, workers])
-    slowest = compute * np.exp(draws).max(axis=1).mean()
-    return slowest + 2 * (workers - 1) * latency + count_bytes(workers, gradient) / link
+    waiting = compute * (np.exp(draws).max(axis=1).mean() - 1) if workers > 1 else 0
+    messages = 2 * (workers - 1) * latency
+    return compute, waiting, messages, count_bytes(workers, gradient) / link
 
 
 # --------------------------------------------------------------------------------------------------
@@ -76,35 +77,23 @@ def read_log(run_dir):
     return [json.loads(line) for line in lines if '"train"' in line and line.endswith("}")]
 
 
-def measure(script, workers, steps):
+def measure(project, workers, steps):
     """Returns the seconds to the first loop's end, the bytes that a worker sends in a step, and the
     seconds of a step, in the median over the loops."""
-    sockets = [socket.socket() for _ in range(workers)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    cores = sorted(os.sched_getaffinity(0))
-    flags = ["--global-batch-size", BATCH * workers, "--steps-per-loop", 10, "--epochs", 10**4]
     with tempfile.TemporaryDirectory() as folder:
-        run_dir, began, processes = Path(folder) / "run", time.monotonic(), []
-        for index in range(workers):
-            task = {"type": "worker", "index": index}
-            config = {"cluster": {"worker": addresses}, "task": task} if workers > 1 else {}
-            command = [sys.executable, script, "--run-dir", run_dir, *flags]
-            processes.append(
-                subprocess.Popen(
-                    list(map(str, command)),
-                    env={**os.environ, "TF_CONFIG": json.dumps(config)},
-                    stdout=subprocess.DEVNULL,
-                    preexec_fn=lambda i=index: os.sched_setaffinity(0, [cores[i % len(cores)]]),
-                )
-            )
+        run_dir, began = Path(folder) / "run", time.monotonic()
+        flags = ["--global-batch-size", BATCH * workers, "--steps-per-loop", 10, "--epochs", 10**4]
+        command = [sys.executable, "launch/local.py", "--workers", workers, "--max-restarts", 0]
+        launcher = subprocess.Popen(
+            list(map(str, [*command, "--", "--run-dir", run_dir, *flags])),
+            cwd=project,
+            env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+        )
 
         def wait(step):
             while not (lines := read_log(run_dir)) or lines[-1]["step"] < step:
-                if any(process.poll() is not None for process in processes):
+                if launcher.poll() is not None:
                     raise SystemExit("a worker has failed")
                 time.sleep(0.01)
             return lines[-1]["step"]
@@ -117,10 +106,8 @@ def measure(script, workers, steps):
             sent = (count_sent() - sent) / (last - first) / workers
             lines = [x for x in read_log(run_dir) if first < x["step"] <= last]
         finally:
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.wait()
+            launcher.terminate()
+            launcher.wait()
     seconds = [BATCH * workers / line["examples_per_second"] for line in lines]
     return start_up, sent, statistics.median(seconds)
 
@@ -129,12 +116,12 @@ def compare(counts, steps):
     """Prints what was measured, beside what the model has for it. The link is that of two workers,
     the compute time that of one: four are what it predicts."""
     with tempfile.TemporaryDirectory() as folder:
-        project = cookiecutter(str(TEMPLATE), no_input=True, output_dir=folder, accept_hooks=False)
-        script = Path(project) / "train.py"
-        text = script.read_text(encoding="utf-8")
+        arguments = {"no_input": True, "output_dir": folder, "accept_hooks": False}
+        project = Path(cookiecutter(str(TEMPLATE), **arguments))
+        text = (project / "train.py").read_text(encoding="utf-8")
         assert NETWORK[0] in text
-        script.write_text(text.replace(*NETWORK), encoding="utf-8")
-        measured = {n: measure(script, n, steps) for n in counts}
+        (project / "train.py").write_text(text.replace(*NETWORK), encoding="utf-8")
+        measured = {n: measure(project, n, steps) for n in counts}
     weights = 32 * 10 + 512 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 10 + 10
     gradient, cores = 4 * weights, len(os.sched_getaffinity(0))
 
@@ -147,7 +134,7 @@ def compare(counts, steps):
     print("|---|---|---|---|---|---|")
     for n, (start_up, sent, seconds) in measured.items():
         # On one machine all links are one, and as many pass through it as there are workers.
-        predicted = simulate(n, computes(n), gradient, link * 2 / max(2, n), 0, 0)
+        predicted = sum(simulate(n, computes(n), gradient, link * 2 / max(2, n), 0, 0))
         figures = (sent / 1e6, count_bytes(n, gradient) / 1e6, 1e3 * seconds, 1e3 * predicted)
         print(f"| {n} | {start_up:.1f} |", *(f"{figure:.2f} |" for figure in figures))
 
@@ -156,16 +143,26 @@ def compare(counts, steps):
 # Simulated
 # --------------------------------------------------------------------------------------------------
 
-LINKS = {"1 Gbit/s": 0.125e9, "10 Gbit/s": 1.25e9, "25 Gbit/s": 3.125e9, "100 Gbit/s": 12.5e9}
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def sweep(compute, gradient, latency, spread):
-    """Returns, by link, the share of their speed that workers keep, for each number of them."""
-    return {
-        name: [compute / simulate(n, compute, gradient, link, latency, spread) for n in COUNTS]
-        for name, link in LINKS.items()
-    }
+def print_shares(args):
+    """Prints the share of their speed that workers keep, for each link and number of workers, and
+    what the step of the most takes. Returns the shares, by link."""
+    shares, parts = {}, {}
+    for link in args.links:
+        model = args.compute, args.gradient * 1e6, link * 1e9 / 8, args.latency, args.spread
+        shares[f"{link:g} Gbit/s"] = [args.compute / sum(simulate(n, *model)) for n in COUNTS]
+        parts[f"{link:g} Gbit/s"] = simulate(COUNTS[-1], *model)
+    print("| link |", *(f"{n} |" for n in COUNTS))
+    print("|---|" + "---|" * len(COUNTS))
+    for name, values in shares.items():
+        print(f"| {name} |", *(f"{value:.2f} |" for value in values))
+    print(f"\n| ms of a step, {COUNTS[-1]} workers | computing | waiting | messages | bytes |")
+    print("|---|---|---|---|---|")
+    for name, values in parts.items():
+        print(f"| {name} |", *(f"{1e3 * value:.1f} |" for value in values))
+    return shares
 
 
 def draw(shares, title, path):
@@ -197,16 +194,13 @@ def main():
     add("--compute", type=float, default=0.3, help="seconds of a step on one machine [0.3]")
     add("--latency", type=float, default=50e-6, help="seconds of a message [50e-6]")
     add("--spread", type=float, default=0.05, help="of the seconds, by machine and step [0.05]")
+    add("--links", type=float, nargs="+", default=[1, 10, 25, 100], help="Gbit/s")
     add("--plot", help="where to write a picture")
     args = parser.parse_args()
     if args.what == "measure":
         compare(args.workers, args.steps)
         return
-    shares = sweep(args.compute, args.gradient * 1e6, args.latency, args.spread)
-    print("| link |", *(f"{n} |" for n in COUNTS))
-    print("|---|" + "---|" * len(COUNTS))
-    for name, values in shares.items():
-        print(f"| {name} |", *(f"{value:.2f} |" for value in values))
+    shares = print_shares(args)
     if args.plot:
         title = f"gradients of {args.gradient:g} MB, {args.compute:g} s of computing a step"
         draw(shares, title, args.plot)

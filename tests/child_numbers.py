@@ -453,7 +453,7 @@ def compiled(path, *flags):
 
 
 def find_functions(graph):
-    """Return the functions that the operations of a graph call, and theirs."""
+    """Return the functions of a graph, which also holds those that its functions call."""
     return [graph._get_function(name) for name in graph._functions]
 
 

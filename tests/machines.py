@@ -64,7 +64,14 @@ def start_machines(folder, host_names=HOSTS):
     hosts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def ip(*arguments):
-        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+        done = subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+        return done.stdout
+
+    def remove(name):  # and whoever is on it still, as after a test that has failed
+        for pid in ip("netns", "pids", name).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        ip("netns", "del", name)
 
     def on(index, *command):
         enter = ["nsenter", f"--net=/run/netns/{names[index]}", "unshare", "--uts", "--mount"]
@@ -73,7 +80,7 @@ def start_machines(folder, host_names=HOSTS):
     with contextlib.ExitStack() as stack:
         for name in names:
             ip("netns", "add", name)
-            stack.callback(ip, "netns", "del", name)
+            stack.callback(remove, name)
         ends = "veth0", "netns", names[0], "type", "veth", "peer", "name", "veth0", "netns"
         ip("link", "add", *ends, names[1])
         for name, address in zip(names, ADDRESSES, strict=True):
@@ -85,14 +92,14 @@ def start_machines(folder, host_names=HOSTS):
 
 @contextlib.contextmanager
 def cut_link(on):
-    """Cut the link between the machines."""
+    """Cut the link between the machines for a while."""
     subprocess.run(on(0, "ip", "link", "set", "veth0", "down"), check=True)
     yield
     subprocess.run(on(0, "ip", "link", "set", "veth0", "up"), check=True)
 
 
 class Slurm:
-    """A controller and two nodes, on two machines."""
+    """A controller and two nodes, on two machines, with which they end."""
 
     def __init__(self, on, folder):
         self.on, self.folder, self.hurried = on, folder, set()
@@ -105,11 +112,12 @@ class Slurm:
         self.start_node(1)
         wait_until(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D") == "2", "two nodes")
 
-    def run(self, *command, node=0, **environment):
+    def run(self, *command, node=0, **options):
         """Run a command on a node. Return what it prints."""
-        environment = os.environ | self.environment | environment
+        env = options.pop("env", dict(os.environ)) | self.environment
+        command = self.on(node, *command)
         finished = subprocess.run(
-            self.on(node, *command), env=environment, capture_output=True, text=True, check=False
+            command, env=env, capture_output=True, text=True, check=False, **options
         )
         assert finished.returncode == 0, finished.stdout + finished.stderr
         return finished.stdout.strip()
@@ -141,21 +149,3 @@ class Slurm:
             return shown["JobState"] in states and shown
 
         return wait_until(find, f"job {job} is {' or '.join(states)}", seconds)
-
-    def stop(self):
-        with contextlib.suppress(AssertionError):
-            self.run("scancel", "--quiet", "--me")
-            wait_until(lambda: not self.run("squeue", "-h"), "no job", 40)
-        for name in ("slurmd-n1", "slurmd-n2", "slurmctld"):
-            with contextlib.suppress(OSError, ValueError):
-                os.kill(self.read_pid(name), signal.SIGTERM)
-                wait_until(lambda n=name: not (self.folder / f"{n}.pid").exists(), "its end", 20)
-
-
-@contextlib.contextmanager
-def start_slurm(on, folder):
-    slurm = Slurm(on, folder)
-    try:
-        yield slurm
-    finally:
-        slurm.stop()

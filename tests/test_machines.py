@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import FLAGS, assert_same_run, edit, environment, finish, wait_for_lines
-from machines import HOSTS, cut_link, start_machines
+from machines import HOSTS, cut_link, start_machines, wait_until
 
 PORT = 2222
 REPLICAS = ("--replicas", "2")
@@ -27,9 +27,9 @@ def on(tmp_path):
         yield on
 
 
-def start_on(on, index, script, *flags, hosts=HOSTS):
+def start_on(on, index, script, *flags):
     """Start a worker on one of two machines."""
-    cluster = {"worker": [f"{host}:{PORT}" for host in hosts]}
+    cluster = {"worker": [f"{host}:{PORT}" for host in HOSTS]}
     config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
     return subprocess.Popen(
         on(index, sys.executable, "-u", script.name, *flags),
@@ -70,9 +70,8 @@ def test_cut_link_ends_both_and_they_go_on(size, moment, on, render, train_once,
     pair = [start_on(on, index, script, *FLAGS) for index in range(2)]
     if moment == "training":
         wait_for_lines(tmp_path / "run", 8, *pair)
-    while not (moment == "training" or (tmp_path / "is_there").exists()):
-        assert all(process.poll() is None for process in pair)
-        time.sleep(0.1)
+    else:
+        wait_until((tmp_path / "is_there").exists, moment)
     with cut_link(on):
         began = time.monotonic()
         ends = [finish(process, timeout=60) for process in pair]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FLAGS, assert_same_run, edit, environment, wait_for_lines
-from machines import start_machines, start_slurm, wait_until
+from machines import Slurm, start_machines, wait_until
 
 REPLICAS = ("--replicas", "2")
 LONG = ("--global-batch-size", "16", "--epochs", "400", "--steps-per-loop", "7")
@@ -36,24 +36,15 @@ def project(render, tmp_path_factory):
 @pytest.fixture
 def slurm(tmp_path):
     (tmp_path / "slurm").mkdir()
-    with start_machines(tmp_path) as on, start_slurm(on, tmp_path / "slurm") as cluster:
-        yield cluster
+    with start_machines(tmp_path) as on:
+        yield Slurm(on, tmp_path / "slurm")
 
 
 def submit(slurm, project, *arguments, options=()):
     """Submit a job. Return its number."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an activated environment
-    variables = environment(PATH=path) | slurm.environment
-    finished = subprocess.run(
-        slurm.on(0, "sbatch", "--parsable", *options, "launch/slurm.sbatch", *arguments),
-        cwd=project,
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.strip()
+    command = ["sbatch", "--parsable", *options, "launch/slurm.sbatch", *arguments]
+    return slurm.run(*command, cwd=project, env=environment(PATH=path))
 
 
 def read_logs(project, job):
@@ -110,10 +101,8 @@ def test_two_jobs_at_once_have_the_bits_of_replicas(project, slurm, train_once):
     slurm.wait_for(jobs[1], "RUNNING")
     for job, run in zip(jobs, runs, strict=True):
         shown = slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300)
-        assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), read_logs(
-            folder, job
-        )
-        _, chief, other = read_logs(folder, job)
+        logs = _, chief, other = read_logs(folder, job)
+        assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), logs
         assert "multi_worker on 2 × CPU" in chief and "multi_worker" not in other
         assert_same_run(run, train_once(*FLAGS, *REPLICAS))
 
