@@ -386,7 +386,7 @@ def create_strategy():
     if name == "tpu":
         connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
         return tf.distribute.TPUStrategy(connect(os.environ.get("TPU_NAME", "local"))), name, "TPU"
-    kind, link = ("GPU", "NCCL") if gpus else ("CPU", "RING")  # "AUTO" is the ring, on GPUs too
+    kind, link = ("GPU", "NCCL") if gpus else ("CPU", "RING")  # "AUTO" would take RING for both
     if kind == "CPU" and name != "one_device":  # or replicas round otherwise than workers
         off = {"arithmetic_optimization": False, "remapping": False}
         tf.config.optimizer.set_experimental_options(off)
