@@ -11,6 +11,7 @@ import datetime
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -407,28 +408,33 @@ def find_failures(results):
 
 
 def plot(results, path):
-    """Draws the speeds of one device's, replicas' and workers' contenders as shares of the best
-    peer's."""
+    """Draws, for each race, the contenders' speeds by the clock as shares of the best peer's:
+    medians of the ratios within a round. Those that sat out, or aren't half as fast, are left out.
+    """
     import matplotlib.pyplot as plt
 
     titles = [title for title in results if title.endswith(tuple(PLACES.values()))]
-    figure, axes = plt.subplots(len(titles), 1, figsize=(7, 2.6 * len(titles)), squeeze=False)
-    for axis, title in zip(axes[:, 0], titles, strict=True):
-        speeds = {
-            name: 1 / statistics.median(one["clock"])
-            for name, one in results[title].items()
-            if one["clock"] and one["fails"] != "is slow"
-        }
-        best = max(speed for name, speed in speeds.items() if is_peer(name))
-        for name, speed in reversed(speeds.items()):
-            color = "tab:gray" if is_peer(name) else "tab:orange"
-            bar = axis.barh(name, speed / best, color="lightgray" if is_limit(name) else color)
-            axis.bar_label(bar, fmt="%.2f", padding=3)
-        axis.set_title(f"{title}: speed ÷ that of the best peer", loc="left")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.margins(x=0.1)
+    rows = -(-len(titles) // 2)
+    figure, axes = plt.subplots(rows, 2, figsize=(11, 2.1 * rows), sharex=True, squeeze=False)
+    for axis, title in itertools.zip_longest(axes.flat, titles):
+        axis.set_axis_off() if title is None else draw(axis, title, results[title])
     figure.tight_layout()
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=80)
+
+
+def draw(axis, title, result):
+    clocks = {name: one["clock"] for name, one in result.items() if one["fails"] is None}
+    best = min((x for x in clocks if is_peer(x)), key=lambda x: statistics.median(clocks[x]))
+    for name, seconds in reversed(clocks.items()):
+        speed = statistics.median(b / a for a, b in zip(seconds, clocks[best], strict=False))
+        if speed > 0.5:
+            color = "tab:gray" if is_peer(name) else "tab:orange"
+            bar = axis.barh(name, speed, color="lightgray" if is_limit(name) else color)
+            axis.bar_label(bar, fmt="%.2f", padding=3)
+    axis.set_title(f"{title}: speed ÷ {best}'s", loc="left", fontsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params("y", labelsize=8)
+    axis.margins(x=0.1)
 
 
 def is_limit(name):
@@ -463,7 +469,7 @@ def main():
     add = parser.add_argument
     add("--jobs", nargs="*", choices=JOBS, default=list(JOBS))
     add("--places", nargs="*", choices=PLACES, default=list(PLACES))
-    add("--only", default="", help="what has this in its title")
+    add("--only", default="", help="what this finds in its title, a regular expression")
     add("--without", nargs="*", default=[], help="contenders with one of these in the name")
     add("--rounds", type=int, default=12)
     add("--seconds", type=float, default=2, help="about those of an epoch")
@@ -474,7 +480,7 @@ def main():
     print(results["machine"])
     with tempfile.TemporaryDirectory() as folder:
         for title, how, job, place, kinds in list_measurements(args.jobs, args.places):
-            if args.only not in title:
+            if not re.search(args.only, title):
                 continue
             task, speed, _ = JOBS[job]
             batches = max(2, round(speed * args.seconds))

@@ -185,15 +185,15 @@ def shares(path):
 
 
 def embedding(path, *flags):
-    """Return weights and moments after some steps of Adam of a model with an embedding, and what
-    NumPy makes of them: the gradients of an index that comes often are one sum."""
+    """Return weights and moments after some steps of Keras's Adam of a model with an embedding, and
+    what NumPy makes of them: the gradients of an index that comes often are one sum."""
     script = begin(path, "--global-batch-size", "8", *flags)
     keras = script.keras
     with script.strategy.scope():
         layers = [keras.layers.Embedding(11, 4), keras.layers.GlobalAveragePooling1D()]
         model = keras.Sequential([keras.Input([5], dtype="int32"), *layers, keras.layers.Dense(3)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
-        adopt(script, model, script.Adam(0.01), loss)
+        adopt(script, model, keras.optimizers.Adam(0.01), loss)  # the script's sums by itself
     random = np.random.default_rng(0)
     weights = [x.numpy().astype("float64") for x in model.trainable_variables]
     moments = [[np.zeros_like(x) for x in weights] for _ in range(2)]

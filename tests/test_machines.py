@@ -27,12 +27,12 @@ def on(tmp_path):
         yield on
 
 
-def start_on(on, index, script, *flags):
-    """Start a worker on one of two machines."""
+def start_on(on, index, script, *flags, before=()):
+    """Start a worker on one of two machines, its command behind another."""
     cluster = {"worker": [f"{host}:{PORT}" for host in HOSTS]}
     config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
     return subprocess.Popen(
-        on(index, sys.executable, "-u", script.name, *flags),
+        on(index, *before, sys.executable, "-u", script.name, *flags),
         cwd=script.parent,
         env=environment(TF_CONFIG=json.dumps(config)),
         stdout=subprocess.PIPE,
@@ -54,6 +54,13 @@ WAIT = """
 """
 
 
+def wait_for_moment(moment, folder, pair):
+    if moment == "training":
+        wait_for_lines(folder / "run", 8, *pair)
+    else:
+        wait_until((folder / "is_there").exists, moment)
+
+
 @needs_machines
 @pytest.mark.parametrize(
     ("size", "moment"),
@@ -68,10 +75,7 @@ def test_cut_link_ends_both_and_they_go_on(size, moment, on, render, train_once,
     script = render(tmp_path, script=size) / "train.py"
     script = edit(script, tmp_path, *((line, WAIT + line) for line in MOMENTS[moment]))
     pair = [start_on(on, index, script, *FLAGS) for index in range(2)]
-    if moment == "training":
-        wait_for_lines(tmp_path / "run", 8, *pair)
-    else:
-        wait_until((tmp_path / "is_there").exists, moment)
+    wait_for_moment(moment, tmp_path, pair)
     with cut_link(on):
         began = time.monotonic()
         ends = [finish(process, timeout=60) for process in pair]
@@ -85,16 +89,38 @@ def test_cut_link_ends_both_and_they_go_on(size, moment, on, render, train_once,
 
 
 @needs_machines
-@pytest.mark.parametrize("size", ["essential", "complete"])
-def test_link_that_is_back_soon_changes_no_bit(size, on, render, train_once, tmp_path):
-    script = edit(render(tmp_path, script=size) / "train.py", tmp_path)
+@pytest.mark.parametrize(
+    ("size", "moment"),
+    [
+        ("essential", "training"),
+        ("complete", "training"),
+        ("complete", "validation"),
+        ("essential", "export"),
+    ],
+)
+def test_link_that_is_back_soon_changes_no_bit(size, moment, on, render, train_once, tmp_path):
+    script = render(tmp_path, script=size) / "train.py"
+    script = edit(script, tmp_path, *((line, WAIT + line) for line in MOMENTS[moment]))
     pair = [start_on(on, index, script, *FLAGS) for index in range(2)]
-    wait_for_lines(tmp_path / "run", 8, *pair)
+    wait_for_moment(moment, tmp_path, pair)
     with cut_link(on):
         time.sleep(3)
     for process in pair:
         code, output, errors = finish(process)
         assert code == 0, output + errors
+    assert_same_run(tmp_path / "run", train_once(*FLAGS, *REPLICAS))
+
+
+@needs_machines
+@pytest.mark.skipif(not shutil.which("faketime"), reason="it takes faketime")
+def test_clocks_may_differ_and_a_machine_be_late(on, script, train_once, tmp_path):
+    script = edit(script, tmp_path)
+    chief = start_on(on, 0, script, *FLAGS)
+    time.sleep(15)
+    late = start_on(on, 1, script, *FLAGS, before=["faketime", "-f", "-3h"])
+    (code, output, errors), (late_code, _, late_errors) = finish(chief), finish(late)
+    assert (code, late_code) == (0, 0), errors + late_errors
+    assert f"waiting for worker 1 at {HOSTS[1]}:{PORT}" in output
     assert_same_run(tmp_path / "run", train_once(*FLAGS, *REPLICAS))
 
 

@@ -4,6 +4,8 @@ import gzip
 import re
 import shutil
 import struct
+import subprocess
+import sys
 import textwrap
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from conftest import (
     FEW,
     TASKS,
+    TEMPLATE,
     ask_child,
     edit,
     environment,
@@ -239,3 +242,35 @@ def test_example_of_the_readme_predicts(task, projects, first_runs, tmp_path):
     code, output, errors = finish(start(example, env=environment(TF_CPP_MIN_LOG_LEVEL="3")))
     assert code == 0, errors
     assert "shape=(2," in output
+
+
+def test_worked_edit_of_the_first_readme(render, tmp_path):
+    readme = (TEMPLATE / "README.md").read_text(encoding="utf-8")
+    [hook] = re.findall(r"```python\n(def preprocess.*?)```", readme, re.DOTALL)
+    [message] = re.findall(r"```\n(preprocess gives.*?)```", readme, re.DOTALL)
+    project = render(tmp_path)
+    before, _, rest = (project / "train.py").read_text("utf-8").partition("def preprocess(")
+    after = rest.partition("\n\n\n")[2]
+    proofs = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "contract and preprocess",
+    ]
+
+    def write_and_prove(text):
+        (project / "train.py").write_text(f"{before}{text}\n\n{after}", encoding="utf-8")
+        env, options = environment(), {"capture_output": True, "encoding": "utf-8"}
+        return subprocess.run(proofs, cwd=project, env=env, check=False, **options)
+
+    assert write_and_prove(hook).returncode == 0
+    train(project / "train.py", "--epochs", "12")
+    assert read_numbers(project / "run")[-1]["accuracy"] > 0.9
+    drawn = hook.replace("stateless_random_contrast", "random_contrast").replace(", seed=x[1]", "")
+    assert "tf.image.random_contrast(x[0], 0.7, 1.3)" in drawn
+    proved = write_and_prove(drawn)
+    assert proved.returncode == 1
+    assert " ".join(message.split()) in " ".join(proved.stdout.split())

@@ -24,7 +24,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -324,8 +323,8 @@ def refuse(message, code=2):
 def say(*parts, end="\n"):
     """Prints a line on the chief; on a terminal over the progress bar, and of several what fits."""
     line, width = "  ".join(parts), shutil.get_terminal_size().columns - 1
-    if sys.stdout.isatty() and parts[1:]:
-        line = textwrap.shorten(line, width, placeholder="")
+    if sys.stdout.isatty() and parts[1:] and len(line) > width:
+        line = line[: width + 1].rpartition(" ")[0].rstrip()
     if WORKER == 0:
         print("\r\x1b[K" * sys.stdout.isatty() + line.replace("\0", " "), end=end, flush=True)
 
