@@ -233,6 +233,8 @@ def test_patience_ends_a_run_and_survives_resume(script, train_once, tmp_path):
     assert f"no lower validation loss than epoch {len(losses) - 2}'s" in output
     assert_same_run(tmp_path / "run", run)
     assert "is finished" in train(script, *PATIENT)
+    tested = read_numbers(run)[-1]["loss"]  # of the best epoch, which isn't the last
+    assert f"test loss {tested:.4f} " in train(script, "--mode", "evaluate")
 
 
 # --------------------------------------------------------------------------------------------------

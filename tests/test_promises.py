@@ -114,7 +114,7 @@ EVALUATION = {
     "the test is of the best checkpoint": (
         '    restore(path, values, "model")\n    tested = test(*test_set)\n',
         "    tested = test(*test_set)\n",
-        "resume.py::test_evaluate_gives_the_test_line[flags0]",
+        "flags.py::test_patience_ends_a_run_and_survives_resume",
     ),
 }
 DATA_ORDER = {
