@@ -158,17 +158,17 @@ RESUME = {
     "the essential script's too": (
         "last = tf.train.Checkpoint(**state, **kept, optimizer=slots)",
         "last = tf.train.Checkpoint(**state, **kept)",
-        "sizes.py::test_essential_script_ends_with_the_same_bits[replica-kill]",
+        "sizes.py::test_essential_script_ends_with_the_same_bits[kill-replica]",
     ),
     "each replica's random numbers are restored": (
         "                variable.assign(saved[i])\n    seed_replicas()\n",
-        "                variable.assign(saved[i])\n",
+        "                variable.assign(saved[i])\n    path or seed_replicas()\n",
         "resume.py::test_killed_run_ends_as_an_undisturbed_one[2-7-1]",
     ),
     "lines past the checkpoint are dropped": (
         '(x["step"], x["split"] != "train") <= (step, False)',
         "True",
-        "sizes.py::test_essential_script_ends_with_the_same_bits[replica-kill]",
+        "sizes.py::test_essential_script_ends_with_the_same_bits[kill-replica]",
     ),
     "the best is written before the last": (
         '(("best", best, 1), ("last", last, 3))',
@@ -178,17 +178,17 @@ RESUME = {
     "a flag that would change the numbers is refused": (
         "        ask_the_chief(check_run, config)\n",
         "        pass\n",
-        "numbers.py::test_flags_that_change_no_result[image_classification]",
+        "resume.py::test_fewer_epochs_are_refused",
     ),
     "SIGTERM ends an essential run with 143": (
         "            os._exit(143)  # Python's own end would wait for all workers\n",
         "            os._exit(0)\n",
-        "sizes.py::test_essential_script_ends_with_the_same_bits[replica-term]",
+        "sizes.py::test_essential_script_ends_with_the_same_bits[term-replica]",
     ),
     "a worker's signal is heard by all": (
         "        stops = sum_over_workers(len(signals))  # SIGTERM or Ctrl-C, to any of them\n",
         "        stops = len(signals)\n",
-        "sizes.py::test_essential_script_ends_with_the_same_bits[workers-term]",
+        "sizes.py::test_essential_script_ends_with_the_same_bits[term-workers]",
     ),
 }
 NOTHING_IS_LOST = {
