@@ -147,8 +147,9 @@ def as_argument(question, answer):
 def corrected_command(answers, faults):
     """Return the command that gives accepted answers, and a line that marks those that differ."""
     command = ["cookiecutter", answers["_template"], "--no-input"]
-    command += ["--output-dir", answers["_output_dir"]]
-    if answers["_checkout"]:
+    if "_output_dir" in answers:  # cruft doesn't say
+        command += ["--output-dir", answers["_output_dir"]]
+    if answers.get("_checkout"):
         command += ["--checkout", answers["_checkout"]]
     words = [shlex.quote(word) for word in command]
     marks = [" " * columns(word) for word in words]

@@ -32,6 +32,7 @@ TEMPLATE = Path(__file__).resolve().parents[1]
 FILES_IN_ORDER = [
     "test_golden",
     "test_rendering",
+    "test_update",
     "test_kubernetes",
     "test_bad_input",
     "test_launch",
@@ -54,6 +55,8 @@ FILES_IN_ORDER = [
 # flags: the rest of these is marked as long. Of files not named here, all tests are short.
 SHORT = {
     "test_rendering": r"^(?!.*(image|text)_.*(slurm|kubernetes))",
+    "test_update": r"^(?!.*(goes_on|cruft.*complete|merged.(essential|complete-v)"
+    r"|answers.(text|tabular)_.*(slurm|kubernetes)))",
     "test_running": r"^(?!.*(bar.(essential-(80|200)|complete)|small_for_a_slow))",
     "test_exactness": r"-worker|batches.2|order|seed|steps_per_loop|sample"
     r"|once.(64-by-2|1000|weighted-by-2)",

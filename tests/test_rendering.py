@@ -158,6 +158,8 @@ def test_hooks_change_no_file(answers, render, tmp_path):
 def test_cluster_changes_no_code(render, tmp_path):
     products = {x: read_files(render(tmp_path / x, cluster=x)) for x in QUESTIONS["cluster"]}
     for cluster in ("slurm", "kubernetes"):
+        record = products[cluster].pop("pyproject.toml").replace(f'"{cluster}"', '"none"')
+        assert record == products["none"]["pyproject.toml"]
         changed = {
             path for path, text in products[cluster].items() if text != products["none"].get(path)
         }
