@@ -160,7 +160,19 @@ def make_trap(folder, witness):
     return executed
 
 
+def make_keras_trap(path, witness):
+    """Save a .keras file whose code writes a file where it is trusted. Return whether it does."""
+    trap = keras.layers.Lambda(lambda x: open(witness, "w").close() or x)
+    keras.Sequential([keras.Input([1]), trap]).save(path)
+    Path(witness).unlink(missing_ok=True)
+    keras.saving.load_model(path, safe_mode=False)
+    executed = Path(witness).exists()
+    Path(witness).unlink(missing_ok=True)
+    return executed
+
+
 if __name__ == "__main__":
     questions = [contents, served, weighted_loss, seeds, cores, placement, make_trap]
+    questions += [make_keras_trap]
     question, *arguments = sys.argv[1:]
     print(json.dumps({x.__name__: x for x in questions}[question](*arguments)))

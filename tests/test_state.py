@@ -656,6 +656,18 @@ def test_saved_model_is_not_executed(script, train_once, tmp_path):
     assert not witness.exists()
 
 
+def test_code_in_a_keras_file_is_not_executed(script, tmp_path):
+    witness = tmp_path / "witness"
+    assert ask("make_keras_trap", tmp_path / "trap.keras", witness)  # it runs where it is trusted
+    code, output, errors = finish(fork(edit(script, tmp_path), "--init-checkpoint", "trap.keras"))
+    assert code == 2
+    [line] = errors.splitlines()
+    assert "--init-checkpoint trap.keras is no run, checkpoint or .keras file" in line
+    assert "Lambda" in line
+    assert not witness.exists()
+    assert not (tmp_path / "run").exists()
+
+
 WAIT = "open('here', 'w').close(), time.sleep(100)"
 MOMENTS = {
     "data": ("    from sklearn.datasets import load_digits\n", f"    {WAIT}\n"),
