@@ -17,6 +17,7 @@ from test_rendering import ALLOWED_NAMES, CONTEXT, PRODUCT, QUESTIONS, read_file
 
 VERSION, OLD_VERSION = CONTEXT["_version"], "0.0.9"
 SIZES = CONTEXT["script"]
+PARTS = ["cookiecutter.json", "hooks", "templates", PRODUCT.name]
 HOSTILE_NAME = """Bob's "best" $(touch pwned) \\ model"""
 
 # What the older version had, by file of the template: (text of today, text of then). One change is
@@ -55,12 +56,19 @@ def git(folder, *arguments):
 
 def commit(folder):
     git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", "x")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "x")
 
 
 def replace(path, pairs):
     """Replace texts in a file, each of which it has once."""
     edit(path, path.parent, *pairs)
+
+
+def copy_template(folder):
+    """Put what a project is rendered from into a folder."""
+    for name in PARTS[1:]:
+        shutil.copytree(TEMPLATE / name, folder / name, ignore=lambda *_: ["__pycache__"])
+    shutil.copy(TEMPLATE / PARTS[0], folder)
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +78,7 @@ def repository(tmp_path_factory):
     Before it are an older version, and a state between the two, which calls itself the older.
     """
     folder = tmp_path_factory.mktemp("origin") / "template.git"  # as cookiecutter knows git by
-    for name in ("hooks", "templates", PRODUCT.name):
-        shutil.copytree(TEMPLATE / name, folder / name, ignore=lambda *_: ["__pycache__"])
-    shutil.copy(TEMPLATE / "cookiecutter.json", folder)
+    copy_template(folder)
     newer = {name: (folder / name).read_text(encoding="utf-8") for name in OLDER}
     newer[f"{PRODUCT.name}/{ADDED}"] = (PRODUCT / ADDED).read_text(encoding="utf-8")
     for name, pairs in OLDER.items():
@@ -95,9 +101,9 @@ def repository(tmp_path_factory):
 def call(cookiecutter_environment, repository):
     """Return a function that runs a command as it stands in a README, in a folder."""
 
-    def call_command(folder, command, code=0, **options):
+    def call_command(folder, command, code=0, template=repository, **options):
         for address in ("https://github.com/org/template", "gh:org/template"):
-            command = command.replace(address, repository.as_uri())
+            command = command.replace(address, template.as_uri())
         finished = subprocess.run(
             ["sh", "-c", command.replace("uvx ", "")],
             cwd=folder,
@@ -232,6 +238,36 @@ def test_project_made_by_cookiecutter_is_linked_and_updated(make, call, tmp_path
     call(project, update)  # which doesn't ask: cruft 2.16 then ends in a traceback under typer 0.29
     assert read_project(project) == read_files(expected)
     call(project, check)
+
+
+def test_project_of_the_last_release_is_updated(call, render, tmp_path):
+    last = ["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD"]
+    found = subprocess.run(last, cwd=TEMPLATE, capture_output=True, text=True)
+    if found.returncode != 0:
+        pytest.skip("no version has a tag yet")
+    tag = found.stdout.strip()
+    template = tmp_path / "template.git"
+    template.mkdir()
+    git(TEMPLATE, "archive", "--output", tmp_path / "release.tar", tag, *PARTS)
+    shutil.unpack_archive(tmp_path / "release.tar", template)
+    git(template, "init", "--quiet", "--initial-branch", "main")
+    commit(template)
+    git(template, "tag", tag)
+    for name in PARTS[1:]:
+        shutil.rmtree(template / name)
+    copy_template(template)
+    commit(template)
+    create = f"cruft create --no-input --checkout {tag} gh:org/template"
+    call(tmp_path, create, template=template)
+    expected = render(tmp_path / "expected")
+    project = tmp_path / expected.name
+    git(project, "init", "--quiet")
+    commit(project)
+    for each in (project, expected):
+        replace(each / "train.py", EDITS["train.py"])
+    commit(project)
+    call(project, "cruft update --skip-apply-ask", template=template)
+    assert read_project(project) == read_files(expected)
 
 
 def test_answer_that_is_refused_is_named_by_cruft_too(call, tmp_path):
