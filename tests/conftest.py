@@ -55,7 +55,7 @@ FILES_IN_ORDER = [
 # flags: the rest of these is marked as long. Of files not named here, all tests are short.
 SHORT = {
     "test_rendering": r"^(?!.*(image|text)_.*(slurm|kubernetes))",
-    "test_update": r"^(?!.*(goes_on|cruft.*complete|merged.(essential|complete-v)"
+    "test_update": r"^(?!.*(goes_on|cruft.*complete|cruft_too.[re]|merged.(essential|complete-v)"
     r"|answers.(text|tabular)_.*(slurm|kubernetes)))",
     "test_running": r"^(?!.*(bar.(essential-(80|200)|complete)|small_for_a_slow))",
     "test_exactness": r"-worker|batches.2|order|seed|steps_per_loop|sample"

@@ -240,6 +240,27 @@ def test_project_made_by_cookiecutter_is_linked_and_updated(make, call, tmp_path
     call(project, check)
 
 
+@pytest.mark.parametrize("is_rendering", [True, False], ids=["rendering", "edited"])
+def test_lines_that_both_changed_are_left_by_cruft_too(is_rendering, call, tmp_path):
+    """In marks where the first commit is what was rendered, else in a file beside."""
+    call(tmp_path, f"cruft create --no-input --checkout v{OLD_VERSION} gh:org/template")
+    [project] = tmp_path.iterdir()
+    git(project, "init", "--quiet")
+    if is_rendering:
+        commit(project)
+    [(today, then)] = OLDER["templates/terminal.py"]
+    replace(project / "train.py", [(then, "columns_of_mine()")])
+    commit(project)
+    *_, update, _ = read_commands(project)[1]
+    assert "Good work" in call(project, update)  # so says cruft either way
+    text = (project / "train.py").read_text(encoding="utf-8")
+    assert "columns_of_mine()" in text
+    assert f"cookiecutter-tf-distribute {VERSION}." in text, "the rest is updated"
+    assert (today in text) == ("<<<<<<<" in text) == is_rendering
+    rejected = [path.read_text(encoding="utf-8") for path in project.glob("*.rej")]
+    assert [today in text for text in rejected] == [True] * (not is_rendering)
+
+
 def test_project_of_the_last_release_is_updated(call, render, tmp_path):
     last = ["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD"]
     found = subprocess.run(last, cwd=TEMPLATE, capture_output=True, text=True)
