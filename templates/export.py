@@ -1,6 +1,6 @@
 # {% block head %}
 def export(folder, examples):
-    """Writes a SavedModel of (what stands first in an example), and model.keras of (the features).
+    """Writes a SavedModel of (what `fetch` puts first), and model.keras of (the features).
     Of several models, the SavedModel runs the first; the others are in model_2.keras, …."""
     weights = [x.numpy() for each in tf.nest.flatten(model) for x in each.variables]
     # {% endblock %}
@@ -13,6 +13,7 @@ def export(folder, examples):
         for copy in (x for each in models for x in each.variables):
             copy.assign(weights.pop(0))
         # {% endblock %}
+    examples = fetch(tf.nest.map_structure(lambda x: x[:1], examples))
     inputs, *others = examples if isinstance(examples, tuple) else (examples,)
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
 

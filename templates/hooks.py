@@ -29,19 +29,24 @@ WORKERS: int = 1
 # {% endblock %}
 def create_datasets():
     """Returns the train, validation and test `tf.data.Dataset` of single examples, in fixed order,
-    of known number. An example is any structure of tensors of constant shapes; of a tuple, the
-    first part is what the exported model takes. All stay in memory: of large ones give the path."""
+    of known number. An example is any structure of tensors of constant shapes. All of them stay in
+    memory: of large ones give a path, or a place in a file, which `fetch` reads."""
     # {% block create_datasets %}
     # {% endblock %}
+
+
+def fetch(batch):
+    """Returns what `preprocess` gets of examples; the exported model, the first part."""
+    # TODO(you): read what doesn't fit in memory: `tf.map_fn(tf.io.read_file, paths), labels`, say.
+    return batch
 
 
 # {% block preprocessor %}
 # {% endblock %}
 def preprocess(batch, seeds, training):
-    """Turns examples of `create_datasets`, all tensors [batch, …], into (features,), (features,
-    labels) or (features, labels, sample_weight): tensors or structures of them, [batch, …], the
-    weights [batch] float32. `seeds`, [batch, 2] int32, are a function of SEED, the epoch (0 in
-    evaluation) and the position in it: draw from them alone, and a resumed run draws the same."""
+    """Turns what `fetch` returns into (features,), (features, labels) or (features, labels, sample
+    weights), tensors or structures of them, [batch, …]; weights are [batch] float32. `seeds`,
+    [batch, 2] int32, depend on SEED, epoch (0 in evaluation) and position: draw from them alone."""
     # {% block preprocess %}
     # {% endblock %}
 
@@ -88,7 +93,6 @@ def compute_loss(labels, predictions, sample_weight):
     batch, plus the regularization losses, once. Without weights of `preprocess`, they are ones."""
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
-    regularization = [loss for each in tf.nest.flatten(model) for loss in each.losses]
-    if regularization:  # of kernel_regularizer and the like: each replica has the whole of them
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
+    if regularization := [x for each in tf.nest.flatten(model) for x in each.losses]:
+        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # all replicas have it
     return loss

@@ -41,7 +41,7 @@ def distribute(examples, size, training, first_step=0):
             seeds = tf.stack([tf.fill([batch_size], key), position], axis=1)
             index = tf.minimum(index, size - 1)  # of what fills up the last batch
             batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
-            batch = preprocess(batch, seeds, training)
+            batch = preprocess(fetch(batch), seeds, training)
             features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
             real = tf.cast(position < size, tf.float32)
             return features, labels, real if sample_weight is None else real * sample_weight
@@ -54,10 +54,9 @@ def distribute(examples, size, training, first_step=0):
         # Endless to TensorFlow too, or all workers agree at each step on whether there is more.
         return places.map(create_batch, cores).repeat().prefetch(2 * replicas).with_options(options)
 
-    if DEVICE == "CPU":  # see next_batch
-        context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)
-        return iter(create_dataset(context)), steps
-    return iter(strategy.distribute_datasets_from_function(create_dataset)), steps
+    context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)
+    spread = strategy.distribute_datasets_from_function  # a CPU can do without: see next_batch
+    return iter(create_dataset(context) if DEVICE == "CPU" else spread(create_dataset)), steps
 
 
 # {% block clock %}

@@ -6,17 +6,15 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 
 def compute_gradients(batch):
     """Returns one replica's part of the loss, [], and its gradients; counts it in the metrics."""
-    # TODO(you): several models, of a GAN say: `generator, discriminator = model`. Each optimizer
-    # scales the loss of its own, and train_step gets their gradients as a tuple.
+    # TODO(you): of several models, `generator, discriminator = model`, a tuple of gradients.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # by a LossScaleOptimizer; else the loss
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    zero = tf.UnconnectedGradients.ZERO  # instead of None, of which no sum can be taken
-    weights = model.trainable_variables
-    return loss, tape.gradient(scaled_loss, weights, unconnected_gradients=zero)
+    weights = model.trainable_variables  # of what gets no gradient it is 0: None has no sum
+    return loss, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
 
 
 def train_step(batch):
@@ -28,8 +26,7 @@ def train_step(batch):
 
 
 def evaluation_step(batch, metrics):
-    """Returns the sums of one replica's losses and of their weights, [2]. Sums, because the last
-    batch is filled up with examples of weight 0, and a replica may have no others."""
+    """Returns the sums of a replica's losses and weights, [2]: it may have no weight but 0."""
     # TODO(you): as in compute_gradients.
     features, labels, sample_weight = batch
     predictions = model(features, training=False)

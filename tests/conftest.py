@@ -43,6 +43,7 @@ FILES_IN_ORDER = [
     "test_resume",
     "test_state",
     "test_sizes",
+    "test_edits",
     "test_tasks",
     "test_flags",
     "test_faults",
@@ -76,6 +77,7 @@ SHORT = {
     "test_kubernetes": r"^(?!.*installs)",
     "test_slurm": "clean",
     "test_promises": "^$",
+    "test_edits": r"table|reach|trains|last_checkpoint",
     "test_proofs": r"passes_.*image.*essential|not_listed|mean-in|slices",
 }
 

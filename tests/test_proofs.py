@@ -14,6 +14,7 @@ from conftest import TIMEOUT, edit, environment
 
 HOOKS = (
     "create_datasets",
+    "fetch",
     "preprocess",
     "create_model_and_optimizer",
     "create_loss_objects",
@@ -409,7 +410,8 @@ MISTAKES_IN_RUNS = {
         REPLICAS,
         [
             "gives other numbers on 2 replicas than on 1",
-            "create_model_and_optimizer: BatchNormalization 'batch_normalization' is not synchron",
+            "create_model_and_optimizer makes a BatchNormalization, 'batch_normalization', that ",
+            "is not synchronized",
             "give it synchronized=True",
         ],
     ),

@@ -101,7 +101,7 @@ def find_checkpoint(which):
     if which == "last" and bests and not read_newest("best", bests)[0]:
         steps = [step for step in steps if step <= bests[-1]]
     (path, values), folder = read_newest(which, steps), run_dir / "checkpoints" / which
-    if not path and (which == "best" or (folder / "checkpoint").exists()):
+    if not path and (which == "best" or args.mode != "train" or (folder / "checkpoint").exists()):
         refuse(f"--run-dir {run_dir}: {folder} has no whole checkpoint; train, or put one back")
     return path, values
 

@@ -1,14 +1,13 @@
 # {% extends "command_line.py" %}
 def parse_arguments(argv):
     # {% block mode %}
-    modes = ["train", "evaluate", "continuous_evaluate"]
+    modes, curves = ["train", "evaluate", "continuous_evaluate"], ["constant", "cosine", "linear"]
     precisions = ["float32", "mixed_bfloat16", "mixed_float16"]
-    schedules = ["constant", "cosine", "linear"]
     add("--mode", choices=modes, default="train", help="[%(default)s]")
     # {% endblock %}
     # {% block more_flags %}
     add("--warmup-steps", type=int, default=WARMUP_STEPS, help="to rise in [%(default)s]")
-    add("--schedule", choices=schedules, default=SCHEDULE, help="after that [%(default)s]")
+    add("--schedule", choices=curves, default=SCHEDULE, help="after that [%(default)s]")
     add("--precision", choices=precisions, default=PRECISION, help="of the layers [%(default)s]")
     add("--jit-compile", action=argparse.BooleanOptionalAction, default=False, help="use XLA")
     add("--accumulation-steps", type=int, default=1, help="parts of a step's batch [%(default)s]")
@@ -16,6 +15,7 @@ def parse_arguments(argv):
     add("--ema-momentum", type=float, help="evaluate and export averages of the weights")
     add("--patience", type=int, help="epochs without a lower validation loss, to stop")
     add("--recover-from-nan", type=int, default=0, help="times, from where the loop began [0]")
+    add("--export", choices=["best", "last"], default="best", help="and test, that [%(default)s]")
     add("--init-checkpoint", metavar="PATH", help="of the first weights: see README.md")
     add("--timeout", type=float, help="seconds to wait for workers, or checkpoints")
     add("--profile", metavar="FIRST,LAST", help="steps, of whole loops")

@@ -13,7 +13,7 @@ def as_far_as_possible(what):
 
 
 def export(folder, examples, weights=None):
-    """Writes a SavedModel of (what stands first in an example), and model.keras of (the features).
+    """Writes a SavedModel of (what `fetch` puts first), and model.keras of (the features).
     Of several models, the SavedModel runs the first; the others are in model_2.keras, …."""
     # {% endblock %}
     # {% block policy %}

@@ -19,8 +19,7 @@ def main(argv=None):
     if args.mode == "continuous_evaluate" and WORKERS > 1:
         refuse("--mode continuous_evaluate is for one worker; unset TF_CONFIG for it")
     strategy, strategy_name, DEVICE = create_strategy()
-    # AutoGraph's files go there too: an end by a signal leaves it no time to remove them.
-    tempfile.tempdir = scratch = tempfile.mkdtemp(prefix="train-")
+    tempfile.tempdir = scratch = tempfile.mkdtemp(prefix="train-")  # AutoGraph leaves files there
     listen_for_signals()
     replicas = strategy.num_replicas_in_sync
     parts, sharers = replicas * ACCUMULATION_STEPS, f"{replicas} replicas"
@@ -56,9 +55,8 @@ def main(argv=None):
     tensors = tf.nest.flatten([x for x, _ in sets.values()]) if WORKERS > 1 else []
     facts["data"] = [hashlib.sha256(pickle.dumps(x.numpy())).hexdigest()[:8] for x in tensors]
     check_workers({key: x for key, x in facts.items() if key not in own})
-    path, values = None, {}
-    if args.mode != "continuous_evaluate":
-        path, values = ask_the_chief(find_checkpoint, "best" if args.mode == "evaluate" else "last")
+    which = {"train": "last", "evaluate": args.export}.get(args.mode)
+    path, values = ask_the_chief(find_checkpoint, which) if which else (None, {})
     if path and args.mode == "train":
         ask_the_chief(check_run, config)
     # {% if cookiecutter.task == "text_classification" %}
@@ -99,7 +97,8 @@ def main(argv=None):
         compute_gradients = accumulate(compute_gradients)
     validation_set, test_set = (distribute(*sets[split], training=False) for split in splits[1:])
     if args.mode == "evaluate":
-        restore(path, values, "model")
+        restore(path, values, *(kind for kind in variables() if values[kind]))
+        exchange_averages(args.export == "last")  # which the best one has as its weights
         say(f"test {describe(test(*test_set))}  of {path}")
         return 0
     if args.mode == "continuous_evaluate":
@@ -174,9 +173,10 @@ def main(argv=None):
     if writing:
         writing.result()
 
-    # 6. Test the best checkpoint.
-    path, values = ask_the_chief(find_checkpoint, "best")
-    restore(path, values, "model")
+    # 6. Test the best checkpoint, or the last.
+    path, values = ask_the_chief(find_checkpoint, args.export)
+    restore(path, values, *(kind for kind in variables() if values[kind]))
+    exchange_averages(args.export == "last")
     tested = test(*test_set)
     if WORKER == 0:  # a run with a test line is finished once it has its export, not one of before
         shutil.rmtree(run_dir / "export", ignore_errors=True)
@@ -185,8 +185,7 @@ def main(argv=None):
 
     # 7. Export it.
     if WORKER == 0:
-        weights = [x.numpy() for x in variables()["model"]]
-        export(run_dir / "export", sets["test"][0], weights)
+        export(run_dir / "export", sets["test"][0], [x.numpy() for x in variables()["model"]])
     say(f"written to {run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
     sum_over_workers(0)  # who went before the others would be missed
     return 0

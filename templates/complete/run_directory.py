@@ -73,6 +73,7 @@ def check_run(config):
     # {% block end %}
     is_end = last_line["step"] == end  # or --patience has ended it
     is_end |= all(before.get(key) == config[key] for key in ("epochs", "patience"))
+    is_end &= before.get("export", "best") == args.export
     if is_end and last_line["split"] == "test" and (run_dir / "export").exists():
         say(f"{run_dir} is finished: test {describe(last_line)}; more --epochs would go on")
         raise SystemExit(0)

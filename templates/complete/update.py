@@ -41,11 +41,11 @@ def update(optimizer, gradients, variables):
     optimizer.apply(gradients, variables)
 
 
-def exchange_averages():
+def exchange_averages(wanted=True):
     """With --ema-momentum, swaps the weights and their averages, which are the optimizers'."""
     for each, its in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
         its = getattr(its, "inner_optimizer", its)  # of the loss scale's
-        averages = its._model_variables_moving_average if its.use_ema else []
+        averages = its._model_variables_moving_average if wanted and its.use_ema else []
         for average, weight in zip(averages, each.trainable_variables):  # noqa: B905
             raw = weight.numpy()
             with strategy.scope():

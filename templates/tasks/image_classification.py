@@ -23,8 +23,7 @@ def create_datasets():
 def preprocess(batch, seeds, training):
     # {% block preprocess %}
     images, labels = batch
-    # TODO(you): decode, resize, augment. What can't be done to a whole batch at once goes
-    # through tf.map_fn, which beats a map of single examples:
+    # TODO(you): decode, resize, augment; tf.map_fn takes what can't be done to a batch at once:
     #     if training:
     #         contrast = lambda x: tf.image.stateless_random_contrast(x[0], 0.5, 1.5, seed=x[1])
     #         images = tf.cast(images, tf.float32)

@@ -23,8 +23,7 @@ def create_datasets():
 def preprocess(batch, seeds, training):
     # {% block preprocess %}
     features, targets = batch
-    # TODO(you): parse, fill in what is missing, add noise. What can't be done to a whole batch at
-    # once goes through tf.map_fn, which beats a map of single examples:
+    # TODO(you): parse, add noise; tf.map_fn takes what can't be done to a whole batch at once:
     #     if training:
     #         noise = lambda seed: tf.random.stateless_normal([10], seed, stddev=0.1)
     #         features += tf.map_fn(noise, seeds, fn_output_signature=tf.float32)

@@ -27,6 +27,7 @@ SPEEDS = ("examples_per_second", "input_wait")
 FLAGS = ("--epochs", 2, "--steps-per-loop", 3, "--checkpoint-every-steps", 4)
 HOOKS = (
     "create_datasets",
+    "fetch",
     "preprocess",
     "create_model_and_optimizer",
     "create_loss_objects",
@@ -35,6 +36,7 @@ HOOKS = (
     "compute_loss",
     "train_step",
 )
+STEPS = ("update_metrics", "compute_gradients", "evaluation_step")  # checked with train_step
 
 # A hook can't be checked where these break their promises.
 NEEDED = {
@@ -48,9 +50,9 @@ CAUSES_OF_REPLICAS = """No check of a hook by itself finds the cause. What it ca
 - create_model_and_optimizer: a layer that looks at other examples of the batch, or that draws
   random numbers in evaluation too; a variable made outside strategy.scope()
 - create_metrics: a metric that isn't a sum or a mean over examples, or is made outside the scope
-- create_datasets, preprocess: randomness that comes from anything but the seeds"""
+- create_datasets, fetch, preprocess: randomness that comes from anything but the seeds"""
 CAUSES_OF_RESTARTS = """No check of a hook by itself finds the cause. What it can be:
-- preprocess: randomness that comes from anything but `seeds`
+- fetch, preprocess: randomness that comes from anything but `seeds`
 - create_datasets: examples, or an order of them, that differ from process to process
 - create_model_and_optimizer: a layer that keeps state in something else than variables"""
 
@@ -79,9 +81,10 @@ def test_numbers_do_not_depend_on_the_replicas(tmp_path, request):
         if not wrong:
             continue
         one, two, name = wrong[0]
-        causes = find_causes(request, "suspects") or [CAUSES_OF_REPLICAS]
-        if not any(key == "loss" for _, _, key in wrong):
-            causes.insert(0, "All losses agree, so look at create_metrics first.")
+        causes = find_causes(request, "suspects")
+        if not causes and not any(key == "loss" for _, _, key in wrong):
+            causes = ["All losses agree, so look at create_metrics first."]
+        causes = causes if len(causes) > 1 else [*causes, CAUSES_OF_REPLICAS]
         fail(
             f"The same job gives other numbers on {replicas} replicas than on 1, random layers "
             f"switched off: the {name} of the {one['split']} split at step {one['step']} is "
@@ -217,9 +220,9 @@ def finish(*processes):
 
 
 def find_hook(text):
-    """Returns the innermost hook in a traceback and the line in train.py, or None twice."""
+    """Returns the innermost hook or step in a traceback and the line in train.py, or None twice."""
     frames = re.findall(r'train\.py", line (\d+), in (\w+)', text)
-    found = [(name, int(line)) for line, name in frames if name in HOOKS]
+    found = [(name, int(line)) for line, name in frames if name in (*HOOKS, *STEPS)]
     return found[-1] if found else (None, None)
 
 
@@ -346,7 +349,7 @@ def read_test_split(size):
     """Yields the raw inputs of the test split in batches, none filled up, and for the steps
     (features, labels, sample_weight)."""
     cut_datasets()
-    for batch in train.create_datasets()[2].batch(size):
+    for batch in fetch_all(train.create_datasets()[2].batch(size)):
         inputs = batch[0] if isinstance(batch, tuple) else batch
         count = len(tf.nest.flatten(batch)[0])
         batch = train.preprocess(batch, tf.zeros([count, 2], tf.int32), training=False)
@@ -362,7 +365,8 @@ def evaluate(run_dir):
     restore_best(run_dir)
     sums = [train.test_step(batch) for _, batch in read_test_split(batch_size() // 2 + 1)]
     loss, weight = (math.fsum(map(float, values)) for values in zip(*sums, strict=True))
-    return {"loss": loss / weight, **{m.name: float(m.result()) for m in train.test_metrics}}
+    values = {m.name: float(m.result()) for m in train.test_metrics}
+    return {"loss": loss / weight if weight else 0.0, **values}
 
 
 def compare_checkpoints(*run_dirs):
@@ -436,6 +440,7 @@ def check_hooks():
     report = {hook: [] for hook in (*HOOKS, "suspects")}
     for hook, check in (
         ("create_datasets", check_datasets),
+        ("fetch", check_fetch),
         ("preprocess", check_preprocess),
         ("create_model_and_optimizer", check_model),
         ("create_loss_objects", check_losses),
@@ -456,9 +461,14 @@ def check_hooks():
         except (Exception, SystemExit) as error:
             raised_in, line = find_hook("".join(traceback.format_exception(error)))
             if not promises and not any(report.values()):
-                hook = raised_in or hook
                 where = f" (train.py, line {line})" if line else ""
-                promises.append(f"fails{where}: {type(error).__name__}: {str(error)[:1000]}")
+                if raised_in in STEPS:
+                    where = f" in {raised_in}{where}"
+                hook = "train_step" if raised_in in STEPS else raised_in or hook
+                reason = f"{type(error).__name__}: {shorten(error)}"
+                if "values to unpack" in reason:
+                    reason += "; a batch of the steps is (features, labels, sample_weight), always"
+                promises.append(f"fails{where}: {reason}")
             elif not promises and not report[hook] and hook != "suspects":
                 report[hook] = None
         if promises:
@@ -473,12 +483,26 @@ def read_examples(split):
     return tf.data.Dataset.from_tensor_slices(examples)
 
 
+def fetch_all(batches):
+    """Returns what the hook fetches of batches of examples, as in the input of a run."""
+    if isinstance(batches.element_spec, tuple):  # which `map` would take apart
+        return batches.map(lambda *batch: train.fetch(batch))
+    return batches.map(train.fetch)
+
+
+def read_fetched(split):
+    """Returns batches of 4, fetched."""
+    return fetch_all(read_examples(split).repeat().batch(4, drop_remainder=True))
+
+
 def read_batches(split, size, training, key=1):
     """Returns 32 examples in preprocessed batches: dictionaries of lists of arrays."""
     examples = read_examples(split).repeat().take(32)
 
     def run(batch, position):
-        return train.preprocess(batch, tf.stack([0 * position + key, position], 1), training)
+        return train.preprocess(
+            train.fetch(batch), tf.stack([0 * position + key, position], 1), training
+        )
 
     positions = tf.data.Dataset.range(32).map(lambda i: tf.cast(i, tf.int32))
     batches = tf.data.Dataset.zip((examples, positions)).batch(size, drop_remainder=True).map(run)
@@ -490,6 +514,12 @@ def read_batches(split, size, training, key=1):
         }
         for batch in batches
     ]
+
+
+def shorten(error):
+    """Returns what an exception says: of TensorFlow's, which may be pages, the first lines."""
+    lines = [line for line in str(error).split("\n") if line.strip() and "traceback" not in line]
+    return " ".join(line.strip() for line in lines[:3])[:500]
 
 
 def is_same(one, other):
@@ -559,10 +589,35 @@ def check_datasets():
         )
 
 
+def check_fetch():
+    for split in (0, 1):
+        fetched = read_fetched(split)
+        for spec in tf.nest.flatten(fetched.element_spec):
+            if spec.shape.rank is None or None in spec.shape[1:]:
+                yield (
+                    f"returns a tensor of unknown shape, {spec.shape}, as tf.numpy_function does: "
+                    "tf.ensure_shape(it, [None, …]) tells it"
+                )
+                return
+        for x in tf.nest.flatten(next(iter(fetched))):
+            if x.shape[:1] != (4,):
+                yield f"returns a tensor of shape {x.shape} for 4 examples: [4, …] is due"
+                return
+
+
+def any_weight(split):
+    """Returns whether any example of a split has a weight above 0 in evaluation."""
+    for batch in fetch_all(train.create_datasets()[split].batch(128)):
+        seeds = tf.zeros([len(tf.nest.flatten(batch)[0]), 2], tf.int32)
+        if tf.reduce_any(train.preprocess(batch, seeds, training=False)[2] > 0):
+            return True
+    return False
+
+
 def check_preprocess():
     for split, training in ((0, True), (1, False)):
         mode = f"with training={training}"
-        example = next(iter(read_examples(split).repeat().batch(4)))
+        example = next(iter(read_fetched(split)))
         returned = train.preprocess(example, tf.ones([4, 2], tf.int32), training)
         if not isinstance(returned, tuple) or len(returned) not in (1, 2, 3):
             yield (
@@ -583,12 +638,20 @@ def check_preprocess():
                 if x.shape[:1] != (4,):
                     yield f"gives {name} of shape {x.shape} for 4 examples, {mode}: [4, …] is due"
                     return
-        for weight in batches[0].get("sample_weight", []):
+        weights = batches[0].get("sample_weight", [])
+        if len(weights) > 1:
+            yield (
+                f"gives {len(weights)} sample_weights for each example, where one is due, [batch]: "
+                "put those of a part of the labels among the labels, and use them in compute_losses"
+            )
+            return
+        for weight in weights:
             if weight.shape != (4,) or weight.dtype != np.float32:
                 yield (
                     f"gives sample_weight {weight.dtype} of shape {weight.shape} for 4 examples: "
                     "float32 of shape (4,) is due"
                 )
+                return
         again = list(find_differences(batches, read_batches(split, 4, training)))
         if again:
             yield (
@@ -612,6 +675,11 @@ def check_preprocess():
                     f"draws {' and '.join(other)} from `seeds` {mode} too: then an evaluation "
                     "depends on --seed"
                 )
+            if "sample_weight" in batches[0] and not any_weight(split):
+                yield (
+                    "gives all examples of the validation split the weight 0: their loss is 0 "
+                    "whatever the model does, and no checkpoint the best"
+                )
 
 
 def create_all(strategy):
@@ -621,7 +689,7 @@ def create_all(strategy):
     train.loss_object = train.create_loss_objects(strategy)
     train.model, train.optimizer = train.create_model_and_optimizer(strategy)
     still(train.model, train.optimizer)
-    examples = next(iter(read_examples(0).repeat().batch(4)))
+    examples = next(iter(read_fetched(0)))
     seeds = tf.reshape(tf.range(8), [4, 2])
     batch = train.preprocess(examples, seeds, training=True)
     features, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -663,6 +731,17 @@ def depends_on_others(model, features, training):
     return not is_close(together, tf.nest.map_structure(lambda *x: tf.concat(x, 0), *halves))
 
 
+def predicts_twice(features):
+    """Returns whether the model predicts the same from the same state, in training."""
+    kept = [variable.numpy() for variable in train.model.variables]
+    predictions = []
+    for _ in range(2):
+        predictions.append(train.model(features, training=True))
+        for variable, value in zip(train.model.variables, kept, strict=True):
+            variable.assign(value)
+    return is_close(*predictions)
+
+
 def check_model():
     created = train.create_model_and_optimizer(mirror())
     models, optimizers = map(tf.nest.flatten, created if len(created) == 2 else ([], [None]))
@@ -675,6 +754,14 @@ def check_model():
     if not all(model.built for model in models):
         yield "returns a model that isn't built: give it keras.Input, or call build() or the model"
         return
+    for layer in find_layers(models):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            if layer.trainable and not layer.synchronized:
+                yield (
+                    f"makes a BatchNormalization, {layer.name!r}, that is not synchronized, so "
+                    "that each replica takes the statistics of its own examples: give it "
+                    "synchronized=True"
+                )
     for what, made in (("model", models), ("optimizer", optimizers)):
         outsiders = find_outsiders([variable for each in made for variable in each.variables])
         if outsiders:
@@ -693,6 +780,12 @@ def check_model():
         yield (
             "returns a model that predicts an example, in evaluation, by the other examples of the "
             "batch as well: then a test depends on the batch size"
+        )
+    elif not predicts_twice(features):
+        yield (
+            "returns a model that draws random numbers which no checkpoint holds (tf.random, "
+            "np.random?), so that a killed run can't resume to the same bits: in a layer, draw by "
+            "keras.random with a keras.random.SeedGenerator of the layer's"
         )
 
 
@@ -734,6 +827,11 @@ def check_loss(gives, loss, labels, predictions):
     if any(a != b and math.prod(a) == math.prod(b) for a, b in zip(*shapes, strict=False)):
         hint += "; subtracting one from the other broadcasts to all pairs of examples"
     losses = loss(labels, predictions)
+    axes = [*range(1, len(losses.shape))]
+    if any(axes and len(x) > 2 and x[: len(axes) + 1] == losses.shape for x in shapes[0]):
+        if loss is not train.compute_losses and takes_means(labels, predictions):
+            return
+        hint += f"; have compute_losses take the mean: tf.reduce_mean(losses, axis={axes})"
     if losses.shape == []:
         yield (
             f'{gives} one number, reduced already: reduction="none" gives one for each example, '
@@ -751,6 +849,14 @@ def check_loss(gives, loss, labels, predictions):
                 f"{gives} an example another value in a batch than alone: it mixes the "
                 f"examples ({hint})"
             )
+
+
+def takes_means(labels, predictions):
+    """Returns whether compute_losses gives one value an example."""
+    try:
+        return train.compute_losses(labels, predictions).shape == [4]
+    except Exception:
+        return False
 
 
 def flatten_some(structure):
@@ -823,7 +929,7 @@ def check_loss_of_replicas():
 
 def check_gradients():
     batch = create_all(tf.distribute.get_strategy())
-    train.train_metrics = []  # which have checks of their own
+    train.train_metrics = train.create_metrics(tf.distribute.get_strategy())[0]
     gradient = tf.GradientTape.gradient
 
     def tell(*args, unconnected_gradients=None, **kwargs):
@@ -849,7 +955,7 @@ def check_gradients():
 
 def check_slices():
     batch = create_all(tf.distribute.get_strategy())
-    train.train_metrics, paths = [], []
+    train.train_metrics, paths = train.create_metrics(tf.distribute.get_strategy())[0], []
 
     def listen(optimizer):
         apply = optimizer.apply
@@ -879,23 +985,43 @@ def check_slices():
         )
 
 
+def find_idle_biases(features):
+    """Yields the paths of biases that change nothing in training, but something in evaluation."""
+    variables = train.model.variables
+    kept = [variable.numpy() for variable in variables]
+
+    def predict():
+        predictions = [train.model(features, training=training) for training in (False, True)]
+        for variable, value in zip(variables, kept, strict=True):
+            variable.assign(value)
+        return predictions
+
+    evaluated, trained = predict()
+    for variable in train.model.trainable_variables:
+        if variable.path.endswith("bias"):
+            variable.assign_add(tf.ones_like(variable))
+            others = predict()
+            if is_close(trained, others[1]) and not is_close(evaluated, others[0]):
+                yield variable.path
+
+
 def check_batch_statistics():
     """Yields whole sentences, since they are about several hooks."""
     features, _, _ = create_all(tf.distribute.get_strategy())
     layers = find_layers(train.model)
     normalizing = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
-    for layer in normalizing:
-        if layer.trainable and not layer.synchronized:
-            yield (
-                f"create_model_and_optimizer: BatchNormalization {layer.name!r} is not "
-                "synchronized, so that each replica takes the statistics of its own examples: "
-                "give it synchronized=True"
-            )
     for layer in layers:
         if is_random(layer) and not layer._call_has_training_arg:
             yield (
                 f"create_model_and_optimizer: layer {layer.name!r} draws random numbers in "
                 "evaluation too, and other ones on each replica: draw only if `training`"
+            )
+    if normalizing and predicts():
+        for path in find_idle_biases(features):
+            yield (
+                f"create_model_and_optimizer: what {path} adds, a BatchNormalization takes away "
+                "again, so that its gradient is nothing but rounding errors, which Adam makes as "
+                "large as any: give its layer use_bias=False"
             )
     if not normalizing and predicts() and depends_on_others(train.model, features, training=True):
         yield (

@@ -83,8 +83,8 @@ WORKERS: int = 1
 
 def create_datasets():
     """Returns the train, validation and test `tf.data.Dataset` of single examples, in fixed order,
-    of known number. An example is any structure of tensors of constant shapes; of a tuple, the
-    first part is what the exported model takes. All stay in memory: of large ones give the path."""
+    of known number. An example is any structure of tensors of constant shapes. All of them stay in
+    memory: of large ones give a path, or a place in a file, which `fetch` reads."""
     # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16.
     from sklearn.datasets import load_digits
 
@@ -96,14 +96,18 @@ def create_datasets():
     return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
 
 
+def fetch(batch):
+    """Returns what `preprocess` gets of examples; the exported model, the first part."""
+    # TODO(you): read what doesn't fit in memory: `tf.map_fn(tf.io.read_file, paths), labels`, say.
+    return batch
+
+
 def preprocess(batch, seeds, training):
-    """Turns examples of `create_datasets`, all tensors [batch, …], into (features,), (features,
-    labels) or (features, labels, sample_weight): tensors or structures of them, [batch, …], the
-    weights [batch] float32. `seeds`, [batch, 2] int32, are a function of SEED, the epoch (0 in
-    evaluation) and the position in it: draw from them alone, and a resumed run draws the same."""
+    """Turns what `fetch` returns into (features,), (features, labels) or (features, labels, sample
+    weights), tensors or structures of them, [batch, …]; weights are [batch] float32. `seeds`,
+    [batch, 2] int32, depend on SEED, epoch (0 in evaluation) and position: draw from them alone."""
     images, labels = batch
-    # TODO(you): decode, resize, augment. What can't be done to a whole batch at once goes
-    # through tf.map_fn, which beats a map of single examples:
+    # TODO(you): decode, resize, augment; tf.map_fn takes what can't be done to a batch at once:
     #     if training:
     #         contrast = lambda x: tf.image.stateless_random_contrast(x[0], 0.5, 1.5, seed=x[1])
     #         images = tf.cast(images, tf.float32)
@@ -156,9 +160,8 @@ def compute_loss(labels, predictions, sample_weight):
     batch, plus the regularization losses, once. Without weights of `preprocess`, they are ones."""
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
-    regularization = [loss for each in tf.nest.flatten(model) for loss in each.losses]
-    if regularization:  # of kernel_regularizer and the like: each replica has the whole of them
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
+    if regularization := [x for each in tf.nest.flatten(model) for x in each.losses]:
+        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # all replicas have it
     return loss
 
 
@@ -173,17 +176,15 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 
 def compute_gradients(batch):
     """Returns one replica's part of the loss, [], and its gradients; counts it in the metrics."""
-    # TODO(you): several models, of a GAN say: `generator, discriminator = model`. Each optimizer
-    # scales the loss of its own, and train_step gets their gradients as a tuple.
+    # TODO(you): of several models, `generator, discriminator = model`, a tuple of gradients.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # by a LossScaleOptimizer; else the loss
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    zero = tf.UnconnectedGradients.ZERO  # instead of None, of which no sum can be taken
-    weights = model.trainable_variables
-    return loss, tape.gradient(scaled_loss, weights, unconnected_gradients=zero)
+    weights = model.trainable_variables  # of what gets no gradient it is 0: None has no sum
+    return loss, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
 
 
 def train_step(batch):
@@ -195,8 +196,7 @@ def train_step(batch):
 
 
 def evaluation_step(batch, metrics):
-    """Returns the sums of one replica's losses and of their weights, [2]. Sums, because the last
-    batch is filled up with examples of weight 0, and a replica may have no others."""
+    """Returns the sums of a replica's losses and weights, [2]: it may have no weight but 0."""
     # TODO(you): as in compute_gradients.
     features, labels, sample_weight = batch
     predictions = model(features, training=False)
@@ -577,11 +577,11 @@ def update(optimizer, gradients, variables):
     optimizer.apply(gradients, variables)
 
 
-def exchange_averages():
+def exchange_averages(wanted=True):
     """With --ema-momentum, swaps the weights and their averages, which are the optimizers'."""
     for each, its in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
         its = getattr(its, "inner_optimizer", its)  # of the loss scale's
-        averages = its._model_variables_moving_average if its.use_ema else []
+        averages = its._model_variables_moving_average if wanted and its.use_ema else []
         for average, weight in zip(averages, each.trainable_variables):  # noqa: B905
             raw = weight.numpy()
             with strategy.scope():
@@ -648,7 +648,7 @@ def distribute(examples, size, training, first_step=0):
             seeds = tf.stack([tf.fill([batch_size], key), position], axis=1)
             index = tf.minimum(index, size - 1)  # of what fills up the last batch
             batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
-            batch = preprocess(batch, seeds, training)
+            batch = preprocess(fetch(batch), seeds, training)
             features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
             real = tf.cast(position < size, tf.float32)
             return features, labels, real if sample_weight is None else real * sample_weight
@@ -661,10 +661,9 @@ def distribute(examples, size, training, first_step=0):
         # Endless to TensorFlow too, or all workers agree at each step on whether there is more.
         return places.map(create_batch, cores).repeat().prefetch(2 * replicas).with_options(options)
 
-    if DEVICE == "CPU":  # see next_batch
-        context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)
-        return iter(create_dataset(context)), steps
-    return iter(strategy.distribute_datasets_from_function(create_dataset)), steps
+    context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)
+    spread = strategy.distribute_datasets_from_function  # a CPU can do without: see next_batch
+    return iter(create_dataset(context) if DEVICE == "CPU" else spread(create_dataset)), steps
 
 
 def clock(tensors):
@@ -786,7 +785,7 @@ def find_checkpoint(which):
     if which == "last" and bests and not read_newest("best", bests)[0]:
         steps = [step for step in steps if step <= bests[-1]]
     (path, values), folder = read_newest(which, steps), run_dir / "checkpoints" / which
-    if not path and (which == "best" or (folder / "checkpoint").exists()):
+    if not path and (which == "best" or args.mode != "train" or (folder / "checkpoint").exists()):
         refuse(f"--run-dir {run_dir}: {folder} has no whole checkpoint; train, or put one back")
     return path, values
 
@@ -906,6 +905,7 @@ def check_run(config):
         refuse(f"--run-dir {run_dir} is at epoch {last_line['epoch']}, past --epochs {EPOCHS}")
     is_end = last_line["step"] == end  # or --patience has ended it
     is_end |= all(before.get(key) == config[key] for key in ("epochs", "patience"))
+    is_end &= before.get("export", "best") == args.export
     if is_end and last_line["split"] == "test" and (run_dir / "export").exists():
         say(f"{run_dir} is finished: test {describe(last_line)}; more --epochs would go on")
         raise SystemExit(0)
@@ -924,7 +924,7 @@ def as_far_as_possible(what):
 
 
 def export(folder, examples, weights=None):
-    """Writes a SavedModel of (what stands first in an example), and model.keras of (the features).
+    """Writes a SavedModel of (what `fetch` puts first), and model.keras of (the features).
     Of several models, the SavedModel runs the first; the others are in model_2.keras, …."""
     keras.utils.clear_session()  # so that layers count from 1
     keras.config.set_dtype_policy(PRECISION)
@@ -933,6 +933,7 @@ def export(folder, examples, weights=None):
         copies = [x for each in models for x in each.variables]
         for copy, weight in zip(copies, weights or [x.numpy() for x in copies], strict=True):
             copy.assign(weight)
+    examples = fetch(tf.nest.map_structure(lambda x: x[:1], examples))
     inputs, *others = examples if isinstance(examples, tuple) else (examples,)
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
 
@@ -1054,9 +1055,8 @@ def parse_arguments(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style, allow_abbrev=False)
     parser.error = refuse  # argparse's own prints the usage first
     add, strategies = parser.add_argument, ["auto", "one_device", "mirrored", "multi_worker", "tpu"]
-    modes = ["train", "evaluate", "continuous_evaluate"]
+    modes, curves = ["train", "evaluate", "continuous_evaluate"], ["constant", "cosine", "linear"]
     precisions = ["float32", "mixed_bfloat16", "mixed_float16"]
-    schedules = ["constant", "cosine", "linear"]
     add("--mode", choices=modes, default="train", help="[%(default)s]")
     add("--run-dir", default="run", help="what the run writes, and resumes from [%(default)s]")
     add("--strategy", choices=strategies, default="auto", help="[%(default)s]")
@@ -1069,7 +1069,7 @@ def parse_arguments(argv):
     add("--seed", type=int, default=SEED, help="[%(default)s]")
     add("--deterministic", action="store_true", help="the same bits on GPUs too, but slower")
     add("--warmup-steps", type=int, default=WARMUP_STEPS, help="to rise in [%(default)s]")
-    add("--schedule", choices=schedules, default=SCHEDULE, help="after that [%(default)s]")
+    add("--schedule", choices=curves, default=SCHEDULE, help="after that [%(default)s]")
     add("--precision", choices=precisions, default=PRECISION, help="of the layers [%(default)s]")
     add("--jit-compile", action=argparse.BooleanOptionalAction, default=False, help="use XLA")
     add("--accumulation-steps", type=int, default=1, help="parts of a step's batch [%(default)s]")
@@ -1077,6 +1077,7 @@ def parse_arguments(argv):
     add("--ema-momentum", type=float, help="evaluate and export averages of the weights")
     add("--patience", type=int, help="epochs without a lower validation loss, to stop")
     add("--recover-from-nan", type=int, default=0, help="times, from where the loop began [0]")
+    add("--export", choices=["best", "last"], default="best", help="and test, that [%(default)s]")
     add("--init-checkpoint", metavar="PATH", help="of the first weights: see README.md")
     add("--timeout", type=float, help="seconds to wait for workers, or checkpoints")
     add("--profile", metavar="FIRST,LAST", help="steps, of whole loops")
@@ -1114,8 +1115,7 @@ def main(argv=None):
     if args.mode == "continuous_evaluate" and WORKERS > 1:
         refuse("--mode continuous_evaluate is for one worker; unset TF_CONFIG for it")
     strategy, strategy_name, DEVICE = create_strategy()
-    # AutoGraph's files go there too: an end by a signal leaves it no time to remove them.
-    tempfile.tempdir = scratch = tempfile.mkdtemp(prefix="train-")
+    tempfile.tempdir = scratch = tempfile.mkdtemp(prefix="train-")  # AutoGraph leaves files there
     listen_for_signals()
     replicas = strategy.num_replicas_in_sync
     parts, sharers = replicas * ACCUMULATION_STEPS, f"{replicas} replicas"
@@ -1151,9 +1151,8 @@ def main(argv=None):
     tensors = tf.nest.flatten([x for x, _ in sets.values()]) if WORKERS > 1 else []
     facts["data"] = [hashlib.sha256(pickle.dumps(x.numpy())).hexdigest()[:8] for x in tensors]
     check_workers({key: x for key, x in facts.items() if key not in own})
-    path, values = None, {}
-    if args.mode != "continuous_evaluate":
-        path, values = ask_the_chief(find_checkpoint, "best" if args.mode == "evaluate" else "last")
+    which = {"train": "last", "evaluate": args.export}.get(args.mode)
+    path, values = ask_the_chief(find_checkpoint, which) if which else (None, {})
     if path and args.mode == "train":
         ask_the_chief(check_run, config)
 
@@ -1185,7 +1184,8 @@ def main(argv=None):
         compute_gradients = accumulate(compute_gradients)
     validation_set, test_set = (distribute(*sets[split], training=False) for split in splits[1:])
     if args.mode == "evaluate":
-        restore(path, values, "model")
+        restore(path, values, *(kind for kind in variables() if values[kind]))
+        exchange_averages(args.export == "last")  # which the best one has as its weights
         say(f"test {describe(test(*test_set))}  of {path}")
         return 0
     if args.mode == "continuous_evaluate":
@@ -1260,9 +1260,10 @@ def main(argv=None):
     if writing:
         writing.result()
 
-    # 6. Test the best checkpoint.
-    path, values = ask_the_chief(find_checkpoint, "best")
-    restore(path, values, "model")
+    # 6. Test the best checkpoint, or the last.
+    path, values = ask_the_chief(find_checkpoint, args.export)
+    restore(path, values, *(kind for kind in variables() if values[kind]))
+    exchange_averages(args.export == "last")
     tested = test(*test_set)
     if WORKER == 0:  # a run with a test line is finished once it has its export, not one of before
         shutil.rmtree(run_dir / "export", ignore_errors=True)
@@ -1271,8 +1272,7 @@ def main(argv=None):
 
     # 7. Export it.
     if WORKER == 0:
-        weights = [x.numpy() for x in variables()["model"]]
-        export(run_dir / "export", sets["test"][0], weights)
+        export(run_dir / "export", sets["test"][0], [x.numpy() for x in variables()["model"]])
     say(f"written to {run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
     sum_over_workers(0)  # who went before the others would be missed
     return 0

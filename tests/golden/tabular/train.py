@@ -64,8 +64,8 @@ WORKERS: int = 1
 
 def create_datasets():
     """Returns the train, validation and test `tf.data.Dataset` of single examples, in fixed order,
-    of known number. An example is any structure of tensors of constant shapes; of a tuple, the
-    first part is what the exported model takes. All stay in memory: of large ones give the path."""
+    of known number. An example is any structure of tensors of constant shapes. All of them stay in
+    memory: of large ones give a path, or a place in a file, which `fetch` reads."""
     # TODO(you): your data. Here: 442 people with diabetes, of whom ten numbers are known (age,
     # blood pressure, …), [10] float32, and how far the illness got in a year, [1], from 25 to 346.
     from sklearn.datasets import load_diabetes
@@ -77,14 +77,18 @@ def create_datasets():
     return [tf.data.Dataset.from_tensor_slices((features[i], targets[i])) for i in splits]
 
 
+def fetch(batch):
+    """Returns what `preprocess` gets of examples; the exported model, the first part."""
+    # TODO(you): read what doesn't fit in memory: `tf.map_fn(tf.io.read_file, paths), labels`, say.
+    return batch
+
+
 def preprocess(batch, seeds, training):
-    """Turns examples of `create_datasets`, all tensors [batch, …], into (features,), (features,
-    labels) or (features, labels, sample_weight): tensors or structures of them, [batch, …], the
-    weights [batch] float32. `seeds`, [batch, 2] int32, are a function of SEED, the epoch (0 in
-    evaluation) and the position in it: draw from them alone, and a resumed run draws the same."""
+    """Turns what `fetch` returns into (features,), (features, labels) or (features, labels, sample
+    weights), tensors or structures of them, [batch, …]; weights are [batch] float32. `seeds`,
+    [batch, 2] int32, depend on SEED, epoch (0 in evaluation) and position: draw from them alone."""
     features, targets = batch
-    # TODO(you): parse, fill in what is missing, add noise. What can't be done to a whole batch at
-    # once goes through tf.map_fn, which beats a map of single examples:
+    # TODO(you): parse, add noise; tf.map_fn takes what can't be done to a whole batch at once:
     #     if training:
     #         noise = lambda seed: tf.random.stateless_normal([10], seed, stddev=0.1)
     #         features += tf.map_fn(noise, seeds, fn_output_signature=tf.float32)
@@ -137,9 +141,8 @@ def compute_loss(labels, predictions, sample_weight):
     batch, plus the regularization losses, once. Without weights of `preprocess`, they are ones."""
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
-    regularization = [loss for each in tf.nest.flatten(model) for loss in each.losses]
-    if regularization:  # of kernel_regularizer and the like: each replica has the whole of them
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
+    if regularization := [x for each in tf.nest.flatten(model) for x in each.losses]:
+        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # all replicas have it
     return loss
 
 
@@ -154,17 +157,15 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 
 def compute_gradients(batch):
     """Returns one replica's part of the loss, [], and its gradients; counts it in the metrics."""
-    # TODO(you): several models, of a GAN say: `generator, discriminator = model`. Each optimizer
-    # scales the loss of its own, and train_step gets their gradients as a tuple.
+    # TODO(you): of several models, `generator, discriminator = model`, a tuple of gradients.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # by a LossScaleOptimizer; else the loss
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    zero = tf.UnconnectedGradients.ZERO  # instead of None, of which no sum can be taken
-    weights = model.trainable_variables
-    return loss, tape.gradient(scaled_loss, weights, unconnected_gradients=zero)
+    weights = model.trainable_variables  # of what gets no gradient it is 0: None has no sum
+    return loss, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
 
 
 def train_step(batch):
@@ -176,8 +177,7 @@ def train_step(batch):
 
 
 def evaluation_step(batch, metrics):
-    """Returns the sums of one replica's losses and of their weights, [2]. Sums, because the last
-    batch is filled up with examples of weight 0, and a replica may have no others."""
+    """Returns the sums of a replica's losses and weights, [2]: it may have no weight but 0."""
     # TODO(you): as in compute_gradients.
     features, labels, sample_weight = batch
     predictions = model(features, training=False)
@@ -400,7 +400,7 @@ def distribute(examples, size, training, first_step=0):
             seeds = tf.stack([tf.fill([batch_size], key), position], axis=1)
             index = tf.minimum(index, size - 1)  # of what fills up the last batch
             batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
-            batch = preprocess(batch, seeds, training)
+            batch = preprocess(fetch(batch), seeds, training)
             features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
             real = tf.cast(position < size, tf.float32)
             return features, labels, real if sample_weight is None else real * sample_weight
@@ -413,10 +413,9 @@ def distribute(examples, size, training, first_step=0):
         # Endless to TensorFlow too, or all workers agree at each step on whether there is more.
         return places.map(create_batch, cores).repeat().prefetch(2 * replicas).with_options(options)
 
-    if DEVICE == "CPU":  # see next_batch
-        context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)
-        return iter(create_dataset(context)), steps
-    return iter(strategy.distribute_datasets_from_function(create_dataset)), steps
+    context = tf.distribute.InputContext(WORKERS, WORKER, strategy.num_replicas_in_sync)
+    spread = strategy.distribute_datasets_from_function  # a CPU can do without: see next_batch
+    return iter(create_dataset(context) if DEVICE == "CPU" else spread(create_dataset)), steps
 
 
 def next_batch(iterator):
@@ -528,7 +527,7 @@ def check_run(config):
 
 
 def export(folder, examples):
-    """Writes a SavedModel of (what stands first in an example), and model.keras of (the features).
+    """Writes a SavedModel of (what `fetch` puts first), and model.keras of (the features).
     Of several models, the SavedModel runs the first; the others are in model_2.keras, …."""
     weights = [x.numpy() for each in tf.nest.flatten(model) for x in each.variables]
     keras.utils.clear_session()  # so that layers count from 1
@@ -536,6 +535,7 @@ def export(folder, examples):
         models = tf.nest.flatten(create_model_and_optimizer(tf.distribute.get_strategy())[0])
         for copy in (x for each in models for x in each.variables):
             copy.assign(weights.pop(0))
+    examples = fetch(tf.nest.map_structure(lambda x: x[:1], examples))
     inputs, *others = examples if isinstance(examples, tuple) else (examples,)
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
 
