@@ -159,6 +159,7 @@ def main(argv=None):
 
 def run(argv=None):
     """Runs `main`, and ends the process with its exit code where that isn't 0."""
+    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     try:
         code = main(argv)
     except SystemExit as end:
@@ -175,5 +176,4 @@ def run(argv=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     run()

@@ -140,6 +140,23 @@ def test_rendered_python_parses_and_is_clean(answers, render, tmp_path):
     assert_ruff_clean(["."], project_dir, "--config", "pyproject.toml")
 
 
+@pytest.mark.parametrize("size", QUESTIONS["script"])
+@pytest.mark.parametrize("task", QUESTIONS["task"])
+def test_types_are_clean(task, size, render, tmp_path, tmp_path_factory):
+    project = render(tmp_path, task=task, script=size)
+    cache = tmp_path_factory.getbasetemp() / "mypy"  # the standard library's, for all of them
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(cache)]
+    finished = run(*command, cwd=project)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    # It does look into the hooks.
+    script = project / "train.py"
+    text = script.read_text(encoding="utf-8")
+    script.write_text(text.replace("    return batch\n", "    return [batch]\n"), encoding="utf-8")
+    finished = run(*command, cwd=project)
+    assert (finished.returncode, finished.stdout.count("error:")) == (1, 1), finished.stdout
+    assert 'expected "tuple' in finished.stdout
+
+
 def test_no_template_residue(answers, render, tmp_path):
     for path, text in read_files(render(tmp_path, **answers)).items():
         for residue in ("{{", "# {%", "# {#", *(f"cookiecutter.{name}" for name in CONTEXT)):

@@ -193,6 +193,7 @@ def main(argv=None):
 
 def run(argv=None):
     """Runs `main`, and ends the process with its exit code where that isn't 0."""
+    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     try:
         code = main(argv)
     except SystemExit as end:
@@ -208,5 +209,4 @@ def run(argv=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     run()

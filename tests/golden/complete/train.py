@@ -81,7 +81,7 @@ WORKERS: int = 1
 # 3. Hooks: yours to edit --------------------------------------------------------------------------
 
 
-def create_datasets():
+def create_datasets() -> list[tf.data.Dataset]:
     """Returns the train, validation and test `tf.data.Dataset` of single examples, in fixed order,
     of known number. An example is any structure of tensors of constant shapes. All of them stay in
     memory: of large ones give a path, or a place in a file, which `fetch` reads."""
@@ -96,13 +96,13 @@ def create_datasets():
     return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
 
 
-def fetch(batch):
+def fetch(batch: tuple) -> tuple:
     """Returns what `preprocess` gets of examples; the exported model, the first part."""
     # TODO(you): read what doesn't fit in memory: `tf.map_fn(tf.io.read_file, paths), labels`, say.
     return batch
 
 
-def preprocess(batch, seeds, training):
+def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
     """Turns what `fetch` returns into (features,), (features, labels) or (features, labels, sample
     weights), tensors or structures of them, [batch, …]; weights are [batch] float32. `seeds`,
     [batch, 2] int32, depend on SEED, epoch (0 in evaluation) and position: draw from them alone."""
@@ -115,7 +115,7 @@ def preprocess(batch, seeds, training):
     return tf.cast(images, tf.float32), labels
 
 
-def create_model_and_optimizer(strategy):
+def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
     """Returns the model, built, and its optimizer; or a tuple of models and one of as many
     optimizers, which `model` and `optimizer` are then. The scope puts them on all replicas."""
     with strategy.scope():
@@ -135,27 +135,27 @@ def create_model_and_optimizer(strategy):
     return model, optimizer
 
 
-def create_loss_objects(strategy):
+def create_loss_objects(strategy: tf.distribute.Strategy) -> keras.losses.Loss:
     """Returns the loss, of (labels, predictions), one value an example: `compute_loss` divides."""
     with strategy.scope():
         # TODO(you): your loss; or several, which compute_losses adds up.
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-def create_metrics(strategy):
+def create_metrics(strategy: tf.distribute.Strategy) -> tuple[list[keras.metrics.Metric], ...]:
     """Returns three lists, of the metrics of the train, validation and test split."""
     with strategy.scope():
         # TODO(you): your metrics, each with a name of its own.
         return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
 
 
-def compute_losses(labels, predictions):
+def compute_losses(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     """Returns the loss of each example, [batch]. Labels are None where there are none."""
     # TODO(you): a weighted sum, where there are several losses or outputs.
     return loss_object(labels, predictions)
 
 
-def compute_loss(labels, predictions, sample_weight):
+def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor) -> tf.Tensor:
     """Returns one replica's part of the training loss, []: all sum to the mean over the global
     batch, plus the regularization losses, once. Without weights of `preprocess`, they are ones."""
     losses = compute_losses(labels, predictions)
@@ -1280,6 +1280,7 @@ def main(argv=None):
 
 def run(argv=None):
     """Runs `main`, and ends the process with its exit code where that isn't 0."""
+    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     try:
         code = main(argv)
     except SystemExit as end:
@@ -1295,5 +1296,4 @@ def run(argv=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     run()

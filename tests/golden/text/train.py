@@ -99,14 +99,14 @@ def read_splits():
     return [tf.nest.map_structure(lambda x, i=i: x[i], (texts, labels)) for i in splits]
 
 
-def create_datasets():
+def create_datasets() -> list[tf.data.Dataset]:
     """Returns the train, validation and test `tf.data.Dataset` of single examples, in fixed order,
     of known number. An example is any structure of tensors of constant shapes. All of them stay in
     memory: of large ones give a path, or a place in a file, which `fetch` reads."""
     return [tf.data.Dataset.from_tensor_slices(split) for split in read_splits()]
 
 
-def fetch(batch):
+def fetch(batch: tuple) -> tuple:
     """Returns what `preprocess` gets of examples; the exported model, the first part."""
     # TODO(you): read what doesn't fit in memory: `tf.map_fn(tf.io.read_file, paths), labels`, say.
     return batch
@@ -140,7 +140,7 @@ def create_preprocessor():
     return create(tokenizer, sequence_length=SEQUENCE_LENGTH)
 
 
-def preprocess(batch, seeds, training):
+def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
     """Turns what `fetch` returns into (features,), (features, labels) or (features, labels, sample
     weights), tensors or structures of them, [batch, …]; weights are [batch] float32. `seeds`,
     [batch, 2] int32, depend on SEED, epoch (0 in evaluation) and position: draw from them alone."""
@@ -154,7 +154,7 @@ def preprocess(batch, seeds, training):
     return {name: tf.cast(values, tf.int32) for name, values in features.items()}, labels
 
 
-def create_model_and_optimizer(strategy):
+def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
     """Returns the model, built, and its optimizer; or a tuple of models and one of as many
     optimizers, which `model` and `optimizer` are then. The scope puts them on all replicas."""
     import keras_hub
@@ -183,27 +183,27 @@ def create_model_and_optimizer(strategy):
     return model, optimizer
 
 
-def create_loss_objects(strategy):
+def create_loss_objects(strategy: tf.distribute.Strategy) -> keras.losses.Loss:
     """Returns the loss, of (labels, predictions), one value an example: `compute_loss` divides."""
     with strategy.scope():
         # TODO(you): your loss; or several, which compute_losses adds up.
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-def create_metrics(strategy):
+def create_metrics(strategy: tf.distribute.Strategy) -> tuple[list[keras.metrics.Metric], ...]:
     """Returns three lists, of the metrics of the train, validation and test split."""
     with strategy.scope():
         # TODO(you): your metrics, each with a name of its own.
         return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
 
 
-def compute_losses(labels, predictions):
+def compute_losses(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     """Returns the loss of each example, [batch]. Labels are None where there are none."""
     # TODO(you): a weighted sum, where there are several losses or outputs.
     return loss_object(labels, predictions)
 
 
-def compute_loss(labels, predictions, sample_weight):
+def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor) -> tf.Tensor:
     """Returns one replica's part of the training loss, []: all sum to the mean over the global
     batch, plus the regularization losses, once. Without weights of `preprocess`, they are ones."""
     losses = compute_losses(labels, predictions)
@@ -817,6 +817,7 @@ def main(argv=None):
 
 def run(argv=None):
     """Runs `main`, and ends the process with its exit code where that isn't 0."""
+    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     try:
         code = main(argv)
     except SystemExit as end:
@@ -833,5 +834,4 @@ def run(argv=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     run()
