@@ -138,6 +138,10 @@ SCALING = "                keras.layers.Rescaling(1 / 16),\n"
 EMBEDDING = """                keras.layers.Embedding(17, 4),
                 keras.layers.Reshape([8, 8, 4]),
 """
+IMAGES = "keras.layers.Reshape([8, 8, 1]),\n"
+UNPACK = """    features, labels, sample_weight = batch
+    with tf.GradientTape() as tape:
+"""
 UPDATE = "    update(optimizer, gradients, model.trainable_variables)\n"
 
 # To a hand-written loss, of labels [batch] and predictions [batch, 1] or the other way round.
@@ -180,12 +184,11 @@ def create_model_and_optimizer(strategy):
     return model, optimizer
 
 
-def create_loss_objects(strategy):
-"""
+def create_loss_objects("""
 
 # As keras.metrics.R2Score and F1Score do.
 LATE_METRIC = (
-    "\n\ndef create_metrics(strategy):\n",
+    "\n\ndef create_metrics(",
     """
 
 class LateAccuracy(keras.metrics.SparseCategoricalAccuracy):
@@ -196,9 +199,67 @@ class LateAccuracy(keras.metrics.SparseCategoricalAccuracy):
         super().update_state(*args)
 
 
-def create_metrics(strategy):
-""",
+def create_metrics(""",
 )
+
+# As Keras's own metrics never are: one number for each class.
+EACH = (
+    "\n\ndef create_metrics(",
+    """
+
+class Each(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="each")
+        self.seen = self.add_variable([10], "zeros", name="seen")
+
+    def update_state(self, labels, predictions, sample_weight):
+        self.seen.assign_add(tf.reduce_sum(tf.one_hot(labels, 10) * sample_weight[:, None], axis=0))
+
+    def result(self):
+        return tf.convert_to_tensor(self.seen)
+
+
+def create_metrics(""",
+)
+
+NOISE = """
+
+class Noise(keras.layers.Layer):
+    def call(self, inputs, training=False):
+        return inputs + tf.random.normal(tf.shape(inputs)) if training else inputs
+
+
+def create_model_and_optimizer("""
+
+# A model that draws random numbers itself, and has other layers too.
+DRAWING = """
+
+class Drawing(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+        self.norm = keras.layers.BatchNormalization(name="norm")
+        self.flat, self.dense = keras.layers.Flatten(), keras.layers.Dense(10)
+
+    def call(self, inputs, training=False):
+        x = self.norm(self.flat(inputs), training=training)
+        if training:
+            x += keras.random.normal(tf.shape(x), seed=self.seeds)
+        return self.dense(x)
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        model, optimizer = Drawing(), keras.optimizers.Adam(LEARNING_RATE)
+        model(tf.zeros([1, 8, 8, 1]))
+    return model, optimizer
+
+
+def create_loss_objects("""
+
+LOSES_SHAPES = """    images, labels = batch
+    return tf.numpy_function(lambda x: x, [images], tf.uint8), labels
+"""
 
 # By name: the edits, the hook to blame, and what the message says of it.
 MISTAKES = {
@@ -301,7 +362,7 @@ MISTAKES = {
         ["gives (4, 4) for 4 examples", "labels are (4, 1), predictions (4,)", "broadcasts"],
     ),
     "unused-layer": (
-        [("\n\ndef create_loss_objects(strategy):\n", FORGETFUL)],
+        [("\n\ndef create_loss_objects(", FORGETFUL)],
         "create_model_and_optimizer",
         ["get no gradient", "forgotten/kernel, ", "forgotten/bias. Is their layer used?"],
     ),
@@ -346,6 +407,67 @@ MISTAKES = {
         ],
         "train_step",
         ["the gradients of sequential/embedding/embeddings as tf.IndexedSlices", "`update`"],
+    ),
+    "loss-of-pixels": (
+        [
+            return_batch(labels="tf.cast(images, tf.float32) / 16"),
+            (PREDICTIONS, PREDICTIONS.replace("10", "64") + " " * 16 + IMAGES),
+            (LOSS, 'keras.losses.BinaryCrossentropy(from_logits=True, reduction="none")'),
+            MEAN_METRIC,
+        ],
+        "create_loss_objects",
+        ["gives (4, 8, 8) for 4 examples", "tf.reduce_mean(losses, axis=[1, 2])"],
+    ),
+    "step-of-two": (
+        [(UNPACK, UNPACK.replace("labels, sample_weight = batch", "labels = batch"))],
+        "train_step",
+        [
+            "fails in compute_gradients (train.py, line ",
+            "(features, labels, sample_weight), always",
+        ],
+    ),
+    "unbuilt-model": (
+        [("                keras.Input([8, 8, 1]),\n", "")],
+        "create_model_and_optimizer",
+        ["returns a model that isn't built: give it keras.Input"],
+    ),
+    "vector-for-a-metric": (
+        [(METRIC, "Each()"), EACH],
+        "create_metrics",
+        ["has a metric, 'each', of shape (10,): the log takes one number"],
+    ),
+    "float64-weights": (
+        [return_batch(labels="labels, tf.ones(tf.shape(labels), tf.float64)")],
+        "preprocess",
+        ["gives sample_weight float64 of shape (4,) for 4 examples: float32 of shape (4,) is due"],
+    ),
+    "weights-by-name": (
+        [return_batch(labels="labels, {x: tf.ones(tf.shape(labels)) for x in ('a', 'b')}")],
+        "preprocess",
+        ["gives 2 sample_weights for each example, where one is due", "in compute_losses"],
+    ),
+    "weights-of-nothing": (
+        [return_batch(labels="labels, tf.fill(tf.shape(labels), float(training))")],
+        "preprocess",
+        ["gives all examples of the validation split the weight 0"],
+    ),
+    "tf-random-in-a-layer": (
+        [
+            ("\n\ndef create_model_and_optimizer(", NOISE),
+            (PREDICTIONS, " " * 16 + "Noise(),\n" + PREDICTIONS),
+        ],
+        "create_model_and_optimizer",
+        ["draws random numbers which no checkpoint holds", "keras.random.SeedGenerator"],
+    ),
+    "normalization-beside-a-generator": (
+        [("\n\ndef create_loss_objects(", DRAWING)],
+        "create_model_and_optimizer",
+        ["makes a BatchNormalization, 'norm', that is not synchronized", "synchronized=True"],
+    ),
+    "shape-that-is-lost": (
+        [("    return batch\n", LOSES_SHAPES)],
+        "fetch",
+        ["returns a tensor of unknown shape", "tf.ensure_shape"],
     ),
     "exception": (
         [(RETURN_BATCH, "    images = tf.reshape(images, [-1, 7])\n" + RETURN_BATCH)],
@@ -392,16 +514,23 @@ class Times(keras.layers.Layer):
         return super().get_config()
 
 
-def create_model_and_optimizer(strategy):
-"""
+def create_model_and_optimizer("""
 TIMES = (PREDICTIONS, PREDICTIONS + " " * 16 + "Times(2.0),\n")
 
 
 def forget(default):
     """Return the edits: a layer with a factor, whose default is that of the saved model."""
     layer = FORGETTING_LAYER.replace("{default}", default)
-    return [("\ndef create_model_and_optimizer(strategy):\n", layer), TIMES]
+    return [("\ndef create_model_and_optimizer(", layer), TIMES]
 
+
+BARE = 'keras.layers.Conv2D(32, 3, strides=2, padding="same", activation="silu"),\n'
+IDLE_BIAS = (
+    BARE,
+    BARE.replace(', activation="silu"', "")
+    + "                keras.layers.BatchNormalization(synchronized=True),\n"
+    + '                keras.layers.Activation("silu"),\n',
+)
 
 # By name: the edits, the test that fails, and what the message says.
 MISTAKES_IN_RUNS = {
@@ -413,6 +542,15 @@ MISTAKES_IN_RUNS = {
             "create_model_and_optimizer makes a BatchNormalization, 'batch_normalization', that ",
             "is not synchronized",
             "give it synchronized=True",
+        ],
+    ),
+    "bias-before-normalization": (
+        [IDLE_BIAS],
+        REPLICAS,
+        [
+            "gives other numbers on 2 replicas than on 1",
+            "what sequential/conv2d/bias adds, a BatchNormalization takes away again",
+            "give its layer use_bias=False",
         ],
     ),
     "padding-that-counts": (
@@ -465,6 +603,13 @@ def test_run_names_the_hook_and_the_cause(mistake, prove):
 def test_synchronized_normalization_is_no_mistake(prove):
     _, output, outcomes = prove(SYNCHRONIZED, only=f"contract or {REPLICAS}")
     assert len(outcomes) == len(HOOKS) + 1
+    assert set(outcomes.values()) == {"PASSED"}, output
+
+
+def test_metric_by_its_index_is_no_mistake(prove):
+    shared = "    update_metrics(train_metrics, labels, predictions, sample_weight)\n"
+    own = "    train_metrics[0].update_state(labels, predictions, sample_weight)\n"
+    _, output, outcomes = prove((shared, own), only="contract")
     assert set(outcomes.values()) == {"PASSED"}, output
 
 
