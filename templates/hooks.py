@@ -13,8 +13,11 @@ test_metrics: list[keras.metrics.Metric]
 SEED: int = 0  # of weights, data order, augmentation and dropout
 args: argparse.Namespace  # the other flags
 
-# {% if cookiecutter.script == "complete" %}
+# {% if cookiecutter.__size == "complete" %}
 # {% include "complete/globals.py" %}
+
+# {% elif cookiecutter.__size == "parameter_server" %}
+# {% include "parameter_server/globals.py" %}
 
 # {% endif %}
 STEPS_PER_EPOCH: int = 1  # known once the data are loaded

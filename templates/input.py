@@ -16,6 +16,7 @@ def shuffle(size, epoch):
     return tf.random.experimental.stateless_shuffle(tf.range(size), tf.stack([SEED, epoch]))
 
 
+# {% block distribute %}
 def distribute(examples, size, training, first_step=0):
     """Returns an endless iterator of batches of one shape, and the steps of an epoch. Training
     leaves out what fills no batch. Evaluation fills up with examples of weight 0: a replica without
@@ -67,3 +68,6 @@ def next_batch(iterator):
     if DEVICE != "CPU":
         return next(iterator)
     return strategy.experimental_distribute_values_from_function(lambda _: next(iterator))
+
+
+# {%- endblock +%}

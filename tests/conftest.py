@@ -47,6 +47,7 @@ FILES_IN_ORDER = [
     "test_tasks",
     "test_flags",
     "test_faults",
+    "test_parameter_server",
     "test_machines",
     "test_slurm",
     "test_promises",
@@ -55,7 +56,8 @@ FILES_IN_ORDER = [
 # What shows a promise once, of the files that show it again on other tasks, replicas, workers and
 # flags: the rest of these is marked as long. Of files not named here, all tests are short.
 SHORT = {
-    "test_rendering": r"^(?!.*(image|text)_.*(slurm|kubernetes))",
+    "test_rendering": r"^(?!.*(image|text)_.*(slurm|kubernetes))"
+    r"(?!.*(image|text|complete|slurm|kubernetes).*_server)(?!.*_server-(slurm|kubernetes))",
     "test_update": r"^(?!.*(goes_on|cruft.*complete|cruft_too.[re]|merged.(essential|complete-v)"
     r"|answers.(text|tabular)_.*(slurm|kubernetes)))",
     "test_running": r"^(?!.*(bar.(essential-(80|200)|complete)|small_for_a_slow))",
@@ -73,6 +75,7 @@ SHORT = {
     "test_flags": r"accumulation_|clipping.*4|averages_follow|cosine-10|patience_|profile_is"
     r"|come_from.*run\]",
     "test_faults": r"skipped.some|full_disk.2600|is_named.1",
+    "test_parameter_server": "take_each",
     "test_machines": "read",
     "test_kubernetes": r"^(?!.*installs)",
     "test_slurm": "clean",

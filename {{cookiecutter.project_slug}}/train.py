@@ -1,4 +1,4 @@
-# {% include [cookiecutter.script ~ "/header.py", "header.py"] %}
+# {% include [cookiecutter.__size ~ "/header.py", "header.py"] %}
 
 # 2. Globals: assigned in `main`, read everywhere --------------------------------------------------
 
@@ -9,13 +9,13 @@
 # 4. Steps: one batch, on one replica and on all ---------------------------------------------------
 
 
-# {% include "steps.py" %}
+# {% include [cookiecutter.__size ~ "/steps.py", "steps.py"] %}
 
 
 # 5. Loops: many steps -----------------------------------------------------------------------------
 
 
-# {% include [cookiecutter.script ~ "/loops.py", "loops.py"] %}
+# {% include [cookiecutter.__size ~ "/loops.py", "loops.py"] %}
 
 
 # 6. Machinery: seldom edited ----------------------------------------------------------------------
@@ -24,39 +24,39 @@
 # {% include "terminal.py" %}
 
 
-# {% include [cookiecutter.script ~ "/signals.py", "signals.py"] %}
+# {% include [cookiecutter.__size ~ "/signals.py", "signals.py"] %}
 
 
-# {% include [cookiecutter.script ~ "/workers.py", "workers.py"] %}
+# {% include [cookiecutter.__size ~ "/workers.py", "workers.py"] %}
 
 
-# {% if cookiecutter.script == "complete" %}
+# {% if cookiecutter.__size == "complete" %}
 # {% include "complete/cluster.py" %}
 
 
 # {% endif %}
-# {% include [cookiecutter.script ~ "/strategy.py", "strategy.py"] %}
+# {% include [cookiecutter.__size ~ "/strategy.py", "strategy.py"] %}
 
 
-# {% include "adam.py" %}
+# {% include [cookiecutter.__size ~ "/adam.py", "adam.py"] %}
 
 
-# {% include [cookiecutter.script ~ "/update.py", "update.py"] %}
+# {% include [cookiecutter.__size ~ "/update.py", "update.py"] %}
 
 
-# {% include [cookiecutter.script ~ "/input.py", "input.py"] %}
+# {% include [cookiecutter.__size ~ "/input.py", "input.py"] %}
 
 
-# {% include [cookiecutter.script ~ "/checkpoints.py", "checkpoints.py"] %}
+# {% include [cookiecutter.__size ~ "/checkpoints.py", "checkpoints.py"] %}
 
 
-# {% include [cookiecutter.script ~ "/run_directory.py", "run_directory.py"] %}
+# {% include [cookiecutter.__size ~ "/run_directory.py", "run_directory.py"] %}
 
 
-# {% include [cookiecutter.script ~ "/export.py", "export.py"] %}
+# {% include [cookiecutter.__size ~ "/export.py", "export.py"] %}
 
 
-# {% if cookiecutter.script == "complete" %}
+# {% if cookiecutter.__size == "complete" %}
 # {% include "complete/first_weights.py" %}
 
 
@@ -66,11 +66,15 @@
 # {% include "complete/evaluator.py" %}
 
 
+# {% elif cookiecutter.__size == "parameter_server" %}
+# {% include "parameter_server/evaluator.py" %}
+
+
 # {% endif %}
 # 7. main ------------------------------------------------------------------------------------------
 
 
-# {% include [cookiecutter.script ~ "/command_line.py", "command_line.py"] %}
+# {% include [cookiecutter.__size ~ "/command_line.py", "command_line.py"] %}
 
 
-# {% include [cookiecutter.script ~ "/main.py", "main.py"] %}
+# {% include [cookiecutter.__size ~ "/main.py", "main.py"] %}

@@ -25,6 +25,11 @@ PROJECT = Path(__file__).resolve().parents[1]
 TIMEOUT = 900  # seconds, of any one process
 SPEEDS = ("examples_per_second", "input_wait")
 FLAGS = ("--epochs", 2, "--steps-per-loop", 3, "--checkpoint-every-steps", 4)
+# {% if cookiecutter.distribution == "parameter_server" %}
+REPLICAS = ()
+# {% else %}
+REPLICAS = ("--replicas", 2)
+# {% endif %}
 HOOKS = (
     "create_datasets",
     "fetch",
@@ -45,12 +50,14 @@ NEEDED = {
 }
 
 # Where numbers differ, and no check of the hooks tells why.
+# {% if cookiecutter.distribution == "synchronous" %}
 CAUSES_OF_REPLICAS = """No check of a hook by itself finds the cause. What it can be:
 - compute_loss, create_loss_objects: a mean over a replica's own examples, or a statistic of them
 - create_model_and_optimizer: a layer that looks at other examples of the batch, or that draws
   random numbers in evaluation too; a variable made outside strategy.scope()
 - create_metrics: a metric that isn't a sum or a mean over examples, or is made outside the scope
 - create_datasets, fetch, preprocess: randomness that comes from anything but the seeds"""
+# {% endif %}
 CAUSES_OF_RESTARTS = """No check of a hook by itself finds the cause. What it can be:
 - fetch, preprocess: randomness that comes from anything but `seeds`
 - create_datasets: examples, or an order of them, that differ from process to process
@@ -71,6 +78,7 @@ def test_hook_keeps_its_contract(hook, contract):
         fail("".join(f"{hook} {promise}\n" for promise in broken))
 
 
+# {% if cookiecutter.distribution == "synchronous" %}
 def test_numbers_do_not_depend_on_the_replicas(tmp_path, request):
     runs = {replicas: tmp_path / str(replicas) for replicas in (1, 2, 4)}
     flags = [("--run-dir", run_dir, "--replicas", count) for count, run_dir in runs.items()]
@@ -93,6 +101,7 @@ def test_numbers_do_not_depend_on_the_replicas(tmp_path, request):
         )
 
 
+# {% endif %}
 def test_evaluation_counts_every_example_once(two_replicas, request):
     logged = read_log(two_replicas)[-1]
     for name, value in ask("evaluate", two_replicas).items():
@@ -112,7 +121,7 @@ def test_evaluation_counts_every_example_once(two_replicas, request):
 
 
 def test_killed_run_resumes_to_the_same_bits(two_replicas, tmp_path, request):
-    flags = ("whole", "--run-dir", tmp_path / "run", "--replicas", 2)
+    flags = ("whole", "--run-dir", tmp_path / "run", *REPLICAS)
     process = start("train_a_little", *flags)
     while process.poll() is None and not (tmp_path / "run/checkpoints/last/checkpoint").exists():
         time.sleep(0.01)
@@ -129,6 +138,29 @@ def test_killed_run_resumes_to_the_same_bits(two_replicas, tmp_path, request):
     )
 
 
+# {% if cookiecutter.distribution == "parameter_server" %}
+def test_workers_and_servers_train(tmp_path, request):
+    tasks = [("chief", 0), ("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)]
+    cluster, processes = {}, []
+    for (job, _), port in zip(tasks, find_free_ports(len(tasks)), strict=True):
+        cluster.setdefault(job, []).append(f"localhost:{port}")
+    for job, index in tasks:
+        task = {"cluster": cluster, "task": {"type": job, "index": index}}
+        flags = ("whole", "--run-dir", tmp_path / "run")
+        processes.append(start("train_a_little", *flags, TF_CONFIG=json.dumps(task)))
+    finish(*processes)
+    # The numbers of training depend on who came first. Those of the test don't.
+    logged = read_log(tmp_path / "run")[-1]
+    for name, value in ask("evaluate", tmp_path / "run").items():
+        if logged[name] != pytest.approx(value, rel=1e-4, abs=1e-6):
+            fail(
+                f"The {name} of the test split is {logged[name]} according to two workers, and "
+                f"{value} in one process.",
+                *find_causes(request) or [CAUSES_OF_RESTARTS],
+            )
+
+
+# {% else %}
 def test_two_workers_equal_two_replicas(two_replicas, tmp_path, request):
     addresses = [f"localhost:{port}" for port in find_free_ports(2)]
     workers = []
@@ -145,6 +177,7 @@ def test_two_workers_equal_two_replicas(two_replicas, tmp_path, request):
     )
 
 
+# {% endif %}
 def test_export_predicts_what_the_model_does(two_replicas):
     wrong = ask("compare_exports", two_replicas)
     if wrong:
@@ -161,7 +194,7 @@ def contract():
 def two_replicas(tmp_path_factory):
     """The folder of an undisturbed run on two replicas."""
     run_dir = tmp_path_factory.mktemp("two") / "run"
-    finish(start("train_a_little", "whole", "--run-dir", run_dir, "--replicas", 2))
+    finish(start("train_a_little", "whole", "--run-dir", run_dir, *REPLICAS))
     return run_dir
 
 
@@ -286,7 +319,7 @@ def train_a_little(mode, *argv):
     """Runs train.py on ten batches of each split. "still" switches off the random layers, whose
     numbers differ from replica to replica."""
     cut_datasets()
-    # {% if cookiecutter.script == "complete" %}
+    # {% if cookiecutter.__size == "complete" %}
     export = train.export  # once, at the end: the trial at the start takes seconds of each run
     train.export = lambda *args: export(*args) if len(args) == 3 else []
     # {% endif %}
@@ -363,8 +396,18 @@ def evaluate(run_dir):
     train.loss_object = train.create_loss_objects(tf.distribute.get_strategy())
     train.test_metrics = train.create_metrics(tf.distribute.get_strategy())[2]
     restore_best(run_dir)
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    sums, counted = 0.0, [x for m in train.test_metrics for x in m.variables]
+    for _, batch in read_test_split(batch_size() // 2 + 1):
+        step_sums, *counts = train.test_step(batch)
+        sums = sums + step_sums.numpy().astype("float64")
+        for variable, count in zip(counted, counts, strict=True):
+            variable.assign_add(count)
+    loss, weight = sums
+    # {% else %}
     sums = [train.test_step(batch) for _, batch in read_test_split(batch_size() // 2 + 1)]
     loss, weight = (math.fsum(map(float, values)) for values in zip(*sums, strict=True))
+    # {% endif %}
     values = {m.name: float(m.result()) for m in train.test_metrics}
     return {"loss": loss / weight if weight else 0.0, **values}
 
@@ -966,6 +1009,9 @@ def check_slices():
                 variable.path
                 for variable, gradient in zip(variables or [], gradients, strict=False)
                 if isinstance(gradient, tf.IndexedSlices)
+                # {% if cookiecutter.distribution == "parameter_server" %}
+                and len(set(gradient.indices.numpy())) < len(gradient.indices)
+                # {% endif %}
             )
             return apply(gradients, variables)
 

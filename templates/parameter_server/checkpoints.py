@@ -1,0 +1,48 @@
+def create_managers():
+    """Returns the checkpoints' managers, of variables by position: two layers may have one name."""
+    weights = [x for each in tf.nest.flatten(model) for x in each.variables]
+    slots = [x.value for each in tf.nest.flatten(optimizer) for x in each.variables]
+    kept = {"model": [x.value for x in weights], "names": tf.Variable([x.path for x in weights])}
+    best = tf.train.Checkpoint(step=state["step"], **kept)
+    last = tf.train.Checkpoint(**state, **kept, optimizer=slots)
+    folder, manager = run_dir / "checkpoints", tf.train.CheckpointManager
+    return {"best": manager(best, folder / "best", 1), "last": manager(last, folder / "last", 3)}
+
+
+@tf.function
+def are_finite():
+    kept, finite = managers["last"].checkpoint, []
+    for x in (*kept.model, *kept.optimizer):
+        if x.dtype.is_floating:
+            with tf.device(x.device):  # the server's: a sum goes over the network, not the weights
+                finite.append(tf.math.is_finite(tf.reduce_sum(tf.convert_to_tensor(x))))
+    return tf.reduce_all(finite)
+
+
+def save(which):
+    """Has each server write its part of a checkpoint, and puts them together."""
+    # Counted by the step: files don't differ by how often a run was stopped.
+    managers[which].checkpoint.save_counter.assign(state["step"] - 1)
+    managers[which].save(checkpoint_number=state["step"].numpy())
+
+
+def find_checkpoint(which):
+    """Returns the newest one's path, or None; not by TensorFlow's list: a kill leaves it behind."""
+    paths = run_dir.glob(f"checkpoints/{which}/ckpt-*.index")
+    magic = b"W\xfb\x80\x8b$uG\xdb"  # at the end of an index that no kill has cut short
+    whole = (x.with_suffix("") for x in paths if x.read_bytes().endswith(magic))
+    return max(whole, key=lambda x: int(x.name[5:]), default=None)
+
+
+def restore(which):
+    """Restores the newest checkpoint, if any. Returns the step."""
+    path = find_checkpoint(which)
+    if which == "best" and not path:
+        refuse(f"--run-dir {run_dir} has no best checkpoint; train it first, or put it back")
+    try:
+        if path:
+            managers[which].checkpoint.restore(str(path)).assert_consumed()
+    except Exception as error:  # of half a dozen kinds, by what is cut short, flipped, or unlike
+        reason = str(error).partition("\n")[0]
+        refuse(f"{path} is damaged, or not of this model ({reason}); name another --run-dir")
+    return int(state["step"].numpy())
