@@ -6,26 +6,21 @@ what is asserted is what was counted, what came back, and what was learned.
 
 import collections
 import json
-import os
 import re
 import signal
-import sys
 import time
 
 import pytest
 from conftest import (
     TEMPLATE,
     TIMEOUT,
-    ask_child,
     edit,
     environment,
     find_free_ports,
     finish,
     fork,
     read_metrics,
-    start,
     train,
-    wait_for_lines,
 )
 
 TASKS = (("chief", 0), ("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1))
@@ -134,3 +129,236 @@ def test_two_workers_take_each_example_once_an_epoch(cluster, tmp_path):
     alone = train(tmp_path / "chief-0" / "train.py", "--mode", "evaluate", "--run-dir", "../run")
     assert f"test loss {lines[-1]['loss']:.4f}" in alone
     assert not list(tmp_path.glob("run/finished-*"))
+
+
+def wait_until(condition, *processes):
+    """Wait until something holds, while some processes run."""
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end
+        for process in processes:
+            assert process.poll() is None, finish(process)
+        time.sleep(0.02)
+
+
+def test_lost_worker_takes_steps_again_when_it_is_back(cluster, tmp_path):
+    tasks = cluster(COUNT).start("--epochs", "500")
+    folder = tmp_path / "worker-0"
+    wait_until(lambda: len(count_steps(folder)) > 20, tasks["chief", 0])
+    tasks["worker", 0].kill()
+    wait_for_lines_more(tmp_path / "run", 2, tasks["chief", 0])  # without it
+    before = len(count_steps(folder))
+    tasks.start(tasks=[("worker", 0)])
+    wait_until(lambda: len(count_steps(folder)) > before + 20, tasks["chief", 0])
+    tasks["chief", 0].send_signal(signal.SIGTERM)
+    ends = tasks.finish()
+    assert {end[0] for end in ends.values()} == {143}
+    [stopped] = re.findall(r"stopped, and saved at step (\d+)", ends["chief", 0][1])
+    assert "/job:worker/replica:0/task:0 is lost" in ends["chief", 0][1]
+    assert ends["chief", 0][2] == ""
+    # All steps up to there, whoever took them; those under way may have been taken twice.
+    steps = count_steps(folder) + count_steps(tmp_path / "worker-1")
+    assert {step for step, _ in steps} == set(range(int(stopped)))
+    assert len(steps) <= int(stopped) + 2
+    assert len(set(steps)) == int(stopped)
+
+
+def wait_for_lines_more(run_dir, count, *processes):
+    """Wait until a run that is under way has added some lines to its log."""
+    lines = len(read_metrics(run_dir))
+    wait_until(lambda: len(read_metrics(run_dir)) >= lines + count, *processes)
+
+
+def test_run_ends_well_without_a_lost_worker(cluster, tmp_path):
+    tasks = cluster(COUNT).start("--epochs", "8")
+    wait_until(lambda: len(count_steps(tmp_path / "worker-1")) > 5, tasks["chief", 0])
+    tasks["worker", 1].kill()
+    ends = tasks.finish()
+    assert ends.pop(("worker", 1))[0] == -signal.SIGKILL
+    assert {end[0] for end in ends.values()} == {0}, ends
+    steps = count_steps(tmp_path / "worker-0") + count_steps(tmp_path / "worker-1")
+    assert_each_once(steps, 8, 19)
+    assert read_metrics(tmp_path / "run")[-1]["split"] == "test"
+
+
+@pytest.mark.parametrize("task", [("ps", 1), ("chief", 0)], ids=["ps", "chief"])
+def test_job_goes_on_after_a_server_or_the_chief_was_killed(task, cluster, tmp_path):
+    tasks = cluster(COUNT).start("--epochs", "6", "--checkpoint-every-steps", "10")
+    run_dir = tmp_path / "run"
+    wait_until(lambda: (run_dir / "metrics.jsonl").exists(), tasks["chief", 0])
+    wait_for_lines_more(run_dir, 4, tasks["chief", 0])
+    tasks[task].kill()
+    ends = tasks.finish()
+    assert ends.pop(task)[0] == -signal.SIGKILL
+    assert {end[0] for end in ends.values()} == {143}, ends
+    if task[0] == "ps":
+        assert ends["chief", 0][2] == (
+            "train.py: stopped: a server is lost; start all tasks again\n"
+        )
+    before = [count_steps(tmp_path / f"worker-{index}") for index in (0, 1)]
+    output = tasks.train()
+    resumed = int(re.search(r"resumed at step (\d+) from", output)[1])
+    assert resumed >= 19
+    steps = [count_steps(tmp_path / f"worker-{index}") for index in (0, 1)]
+    later = [step for old, new in zip(before, steps, strict=True) for step in new[len(old) :]]
+    assert sorted(step for step, _ in later) == list(range(resumed, 6 * 19))
+    # What came again took the same examples, so that the log reads as one undisturbed run.
+    assert_each_once(sum(steps, []), 6, 19)
+    train_lines = [line for line in read_metrics(run_dir) if line["split"] == "train"]
+    assert [line["step"] for line in train_lines] == [
+        step for epoch in range(6) for step in (19 * epoch + 9, 19 * epoch + 19)
+    ]
+
+
+def test_sigterm_to_all_saves_first(cluster, tmp_path):
+    tasks = cluster().start("--epochs", "500")
+    run_dir = tmp_path / "run"
+    wait_until(lambda: (run_dir / "metrics.jsonl").exists(), tasks["chief", 0])
+    wait_for_lines_more(run_dir, 3, tasks["chief", 0])
+    began = time.monotonic()
+    for process in tasks.processes.values():
+        process.send_signal(signal.SIGTERM)
+    ends = tasks.finish()
+    assert time.monotonic() - began < 20
+    assert {end[0] for end in ends.values()} == {143}, ends
+    [step] = re.findall(r"stopped, and saved at step (\d+)", ends["chief", 0][1])
+    assert (run_dir / f"checkpoints/last/ckpt-{step}.index").exists()
+
+
+def test_sigterm_ends_a_worker_that_waits(cluster):
+    tasks = cluster().start(tasks=[("worker", 0), ("ps", 1)])
+    for process in tasks.processes.values():
+        wait_until(lambda process=process: "serves" in read_output(process), process)
+        process.send_signal(signal.SIGTERM)
+    assert [end[0] for end in tasks.finish().values()] == [143, 143]
+
+
+def read_output(process):
+    """Return what a fork has written so far."""
+    with open(process.outputs[0].name, encoding="utf-8") as file:
+        return file.read()
+
+
+def test_checkpoints_are_exchanged_with_the_synchronous_script(cluster, essential, tmp_path):
+    one_epoch, three_epochs = ("--epochs", "1"), ("--epochs", "3")
+    # There …
+    tasks = cluster()
+    tasks.train(*one_epoch)
+    (tmp_path / "sync").mkdir()
+    alone = edit(essential, tmp_path / "sync")
+    assert_same_evaluation(alone, tasks)
+    assert "resumed at step 19" in train(alone, *three_epochs, "--run-dir", "../run")
+    # … and back.
+    output = tasks.train("--epochs", "5")
+    assert "resumed at step 57" in output
+    assert_same_evaluation(alone, tasks)
+    [*_, line] = read_metrics(tmp_path / "run")
+    assert (line["step"], line["split"]) == (95, "test")
+
+
+def assert_same_evaluation(script, tasks):
+    """Assert that a script finds in a run what the cluster's test line says."""
+    line = read_metrics(tasks.run_dir)[-1]
+    output = train(script, "--mode", "evaluate", "--run-dir", tasks.run_dir)
+    assert f"test loss {line['loss']:.4f} accuracy {line['accuracy']:.4f}" in output
+
+
+CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
+WORKER = {"type": "worker", "index": 0}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{cluster:", ["JSONDecodeError"]),
+        ("[]", ["TypeError"]),
+        ({"cluster": CLUSTER}, ["KeyError 'task'"]),
+        ({"task": WORKER}, ["KeyError 'cluster'"]),
+        ({"cluster": {**CLUSTER, "ps": []}, "task": WORKER}, ["has no ps"]),
+        ({"cluster": {"worker": ["a:1", "b:1"]}, "task": WORKER}, ["has no chief"]),
+        ({"cluster": {"chief": ["a:1"], "ps": ["b:1"]}, "task": WORKER}, ["has no worker"]),
+        ({"cluster": CLUSTER, "task": {"type": "worker", "index": 2}}, ["index 2"]),
+        ({"cluster": CLUSTER, "task": {"type": "worker", "index": "0"}}, ["TF_CONFIG"]),
+        ({"cluster": CLUSTER, "task": {"type": "master", "index": 0}}, ["'master'"]),
+        ({"cluster": {**CLUSTER, "master": ["d:1"]}, "task": WORKER}, ["master"]),
+        ({"cluster": {**CLUSTER, "chief": ["a:1", "a:2"]}, "task": WORKER}, ["one chief"]),
+        ({"cluster": {**CLUSTER, "ps": ["c"]}, "task": WORKER}, ["c is not host:port"]),
+        ({"cluster": {**CLUSTER, "ps": ["c:x"]}, "task": WORKER}, ["'x'"]),
+        ({"cluster": {**CLUSTER, "ps": 1}, "task": WORKER}, ["TF_CONFIG"]),
+    ],
+)
+def test_bad_tf_config_ends_in_one_line(config, words, server_script, tmp_path):
+    text = config if isinstance(config, str) else json.dumps(config)
+    code, output, errors = finish(
+        fork(edit(server_script, tmp_path), env=environment(TF_CONFIG=text))
+    )
+    assert (code, output, errors.count("\n")) == (2, "", 1), (output, errors)
+    assert all(word in errors for word in ["TF_CONFIG", '"ps"', *words]), errors
+
+
+def test_taken_port_ends_in_one_line(cluster, tmp_path):
+    tasks = cluster().start(tasks=[("worker", 0)])
+    wait_until(lambda: "serves" in read_output(tasks["worker", 0]))
+    first = tasks["worker", 0]
+    code, _, errors = tasks.start(tasks=[("worker", 0)]).finish(("worker", 0))["worker", 0]
+    assert first.poll() is None
+    first.kill()
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert "worker 0 can't listen at 127.0.0.1:" in errors
+
+
+def test_evaluator_tells_each_checkpoint(cluster, tmp_path):
+    tasks = cluster(tasks=(*TASKS, ("evaluator", 0)))
+    ends = tasks.start(*FLAGS).finish()
+    assert {end[0] for end in ends.values()} == {0}, ends
+    [*_, validation] = [x for x in read_metrics(tmp_path / "run") if x["split"] == "validation"]
+    assert f"step 57  validation loss {validation['loss']:.4f}" in ends["evaluator", 0][1]
+
+
+def test_digits_are_learned(cluster):
+    output = cluster().train()
+    [accuracy] = re.findall(r"\ntest loss \S+ accuracy (\S+)", output)
+    assert float(accuracy) >= 0.95
+
+
+def test_diabetes_is_learned(cluster, render, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tabular")
+    project = render(folder, task="tabular_regression", distribution="parameter_server")
+    output = cluster(script=project / "train.py").train()
+    [error] = re.findall(r"\ntest loss \S+ mean_absolute_error (\S+)", output)
+    assert float(error) < 45.3  # of the baseline
+
+
+def read_snippet():
+    """Return the layer that the README shows."""
+    readme = TEMPLATE / "templates" / "parameter_server" / "README.md"
+    [code] = re.findall(r"```python\n(@keras.*?)```", readme.read_text("utf-8"), re.DOTALL)
+    return code
+
+
+def test_embedding_lies_on_both_servers(cluster, tmp_path):
+    edits = (
+        ("def create_model_and_optimizer", read_snippet() + "\n\ndef create_model_and_optimizer"),
+        ("return tf.cast(images, tf.float32)", "return tf.cast(images, tf.int32)"),
+        ("keras.Input([8, 8, 1])", 'keras.Input([8, 8, 1], dtype="int32")'),
+        ("keras.layers.Rescaling(1 / 16)", "SplitEmbedding(17, 8, parts=2)"),
+        (
+            'keras.layers.Conv2D(32, 3, strides=2, padding="same", activation="silu"),\n',
+            "",
+        ),
+        (
+            "    managers = create_managers()\n",
+            "    managers = create_managers()\n"
+            "    tables = [*model.trainable_variables[:2], *optimizer.variables[2:6]]\n"
+            "    say(json.dumps([[x.shape[0], x.value.device] for x in tables]))\n",
+        ),
+    )
+    output = cluster(*edits).train("--epochs", "8")
+    tables = json.loads(output.splitlines()[0])
+    places = [(rows, re.search(r"ps/replica:0/task:(\d)", device)[1]) for rows, device in tables]
+    assert {rows for rows, _ in places[:2]} == {9, 8}
+    assert {server for _, server in places[:2]} == {"0", "1"}
+    # Adam's averages lie beside the rows.
+    assert sorted(places[2:]) == sorted([*places[:2], *places[:2]])
+    [accuracy] = re.findall(r"\ntest loss \S+ accuracy (\S+)", output)
+    assert float(accuracy) > 0.8

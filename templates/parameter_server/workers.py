@@ -54,8 +54,10 @@ def serve(cluster, job, index):
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
             seen = time.monotonic()
-        except OSError:
-            if seen and (told or time.monotonic() - seen > GRACE / 4) and not last_word.exists():
+        except OSError as error:  # refused: its machine is there. Else the network may be slow
+            lost = told or isinstance(error, ConnectionRefusedError)
+            lost = lost or time.monotonic() - (seen or started) > GRACE
+            if seen and lost and not last_word.exists():
                 print(f"{job} {index}: the chief is gone", flush=True)
                 os._exit(143)
         waited = time.monotonic() - (told[0] if told else started)
