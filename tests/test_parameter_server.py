@@ -154,7 +154,7 @@ def test_lost_worker_takes_steps_again_when_it_is_back(cluster, tmp_path):
     ends = tasks.finish()
     assert {end[0] for end in ends.values()} == {143}
     [stopped] = re.findall(r"stopped, and saved at step (\d+)", ends["chief", 0][1])
-    assert "/job:worker/replica:0/task:0 is lost" in ends["chief", 0][1]
+    assert "worker 0 is lost; its steps go to others" in ends["chief", 0][1]
     assert ends["chief", 0][2] == ""
     # All steps up to there, whoever took them; those under way may have been taken twice.
     steps = count_steps(folder) + count_steps(tmp_path / "worker-1")

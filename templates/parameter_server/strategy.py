@@ -7,8 +7,10 @@ def create_strategy(cluster):
     on_signals(signal.SIG_DFL)  # it waits for all tasks, and Python hears nothing meanwhile
     tf.get_logger().addFilter(tell_loss)
     tf.config.set_visible_devices([], "GPU")  # which are the workers'
-    config = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    strategy = tf.distribute.ParameterServerStrategy(config)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
     if strategy.num_replicas_in_sync > 1:
         refuse("a worker has several GPUs; start one for each, with its CUDA_VISIBLE_DEVICES")
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -18,5 +20,6 @@ def create_strategy(cluster):
 def tell_loss(record):
     """Has the coordinator's reports of a lost worker, of many lines, be one line."""
     if str(record.msg).startswith("Worker %s failed"):
-        say(f"{record.args[0]} is lost; its steps go to others, and it may come back")
+        index = record.args[0].rpartition(":")[2]  # of /job:worker/replica:0/task:1
+        say(f"worker {index} is lost; its steps go to others, and it may come back")
     return False

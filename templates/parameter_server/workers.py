@@ -23,7 +23,7 @@ def read_tf_config():
             host, _, port = address.rpartition(":")
             if not (host and 0 < int(port) < 65536):
                 raise ValueError(f"{address} is not host:port")
-        return cluster, job, index
+        return {x: cluster[x] for x in ("chief", "ps", "worker")}, job, index
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         like = '{"cluster": {"chief": ["a:22"], "worker": ["b:22", "c:22"], "ps": ["d:22"]}, '
         like += '"task": {"type": "worker", "index": 0}}'
@@ -42,7 +42,6 @@ def serve(cluster, job, index):
 
     # {% endif %}
     try:
-        cluster = {each: cluster[each] for each in ("chief", "worker", "ps")}
         server = tf.distribute.Server(cluster, job, index, "grpc")
     except tf.errors.OpError as error:
         refuse(f"{job} {index} can't listen at {cluster[job][index]} ({error.message})")
@@ -91,7 +90,13 @@ def schedule(function, *arguments):
 
 def fetch(result):
     """Returns a step's numbers, [n] float64, once some worker has done it."""
-    return result.fetch() if coordinator else result.numpy()
+    while coordinator:
+        try:
+            return result.fetch()
+        except tf.errors.OpError:  # its worker was lost with the result: another does it again
+            coordinator.done()  # raises what is not a worker's loss
+            time.sleep(0.1)
+    return result.numpy()
 
 
 def pack(tensors):
