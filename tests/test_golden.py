@@ -20,6 +20,7 @@ RENDERED = {
     "tabular": ({"task": "tabular_regression"}, ["train.py"]),
     "slurm": ({"cluster": "slurm"}, ["README.md"]),
     "kubernetes": ({"cluster": "kubernetes"}, ["README.md"]),
+    "parameter_server": ({"distribution": "parameter_server"}, ["train.py", "README.md"]),
 }
 
 

@@ -8,6 +8,9 @@ import collections
 import json
 import re
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 
 import pytest
@@ -362,3 +365,132 @@ def test_embedding_lies_on_both_servers(cluster, tmp_path):
     assert sorted(places[2:]) == sorted([*places[:2], *places[:2]])
     [accuracy] = re.findall(r"\ntest loss \S+ accuracy (\S+)", output)
     assert float(accuracy) > 0.8
+
+
+# --------------------------------------------------------------------------------------------------
+# What starts the tasks, beside a train.py of a few lines
+# --------------------------------------------------------------------------------------------------
+
+# Each task notes its starts, and ends once the chief has.
+BEGINNING = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+name = f"{task['type']}-{task['index']}"
+with open(name, "a") as file:
+    file.write("start ")
+
+
+def count(name):
+    return Path(name).read_text().count("start") if Path(name).exists() else 0
+
+
+def wait_for(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+"""
+END = """
+if name == "chief-0":
+    wait_for(lambda: all(count(x) for x in ("ps-0", "ps-1", "worker-0", "worker-1")))
+    Path("finished").touch()
+wait_for(lambda: Path("finished").exists())
+"""
+KILLED = "if name == {!r} and count(name) == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+FOUR = ("--ps", "2", "--workers", "2")
+
+
+@pytest.fixture
+def launch(server_script, tmp_path):
+    """Return a function that runs the launcher, and returns exit code, output, errors, starts."""
+    (tmp_path / "launch").mkdir()
+    edit(server_script.parent / "launch" / "local.py", tmp_path / "launch")
+
+    def run_launcher(body, *flags):
+        (tmp_path / "train.py").write_text(BEGINNING + body, encoding="utf-8")
+        command = [sys.executable, "launch/local.py", *flags]
+        finished = subprocess.run(
+            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+        )
+        starts = {path.name: path.read_text().count("start") for path in tmp_path.glob("*-[01]")}
+        return finished.returncode, finished.stdout, finished.stderr, starts
+
+    return run_launcher
+
+
+def test_lost_worker_is_started_again_by_itself(launch):
+    wait = "if name == 'chief-0':\n    wait_for(lambda: count('worker-1') == 2)\n"
+    code, output, errors, starts = launch(KILLED.format("worker-1") + wait + END, *FOUR)
+    assert (code, errors) == (0, "")
+    assert starts == {"chief-0": 1, "ps-0": 1, "ps-1": 1, "worker-0": 1, "worker-1": 2}
+    said = "worker 1 was killed by SIGKILL; it alone starts again; restart 1 of 3"
+    assert f"launch: {said}\n" in output
+
+
+def test_run_goes_on_without_a_worker_that_has_no_restart_left(launch):
+    body = "if name == 'chief-0':\n    time.sleep(0.5)\n"
+    code, output, _, starts = launch(
+        KILLED.format("worker-1") + body + END, *FOUR, "--max-restarts", "0"
+    )
+    assert code == 0
+    assert starts == {"chief-0": 1, "ps-0": 1, "ps-1": 1, "worker-0": 1, "worker-1": 1}
+    assert "launch: worker 1 was killed by SIGKILL; no restart is left\n" in output
+
+
+@pytest.mark.parametrize("task", ["ps 0", "chief 0"])
+def test_all_start_again_after_a_lost_server_or_chief(task, launch):
+    name = task.replace(" ", "-")
+    wait = (
+        "wait_for(lambda: all(map(count, ('chief-0', 'ps-0', 'ps-1', 'worker-0', 'worker-1'))))\n"
+    )
+    stay = f"if count({name!r}) == 1:\n    time.sleep(30)\n"
+    code, output, errors, starts = launch(wait + KILLED.format(name) + stay + END, *FOUR)
+    assert (code, errors) == (0, ""), output
+    assert set(starts.values()) == {2}
+    assert f"launch: {task} was killed by SIGKILL; all start again; restart 1 of 3\n" in output
+
+
+def test_wrong_input_of_the_chief_ends_all(launch):
+    body = "if name == 'chief-0':\n    sys.exit(2)\ntime.sleep(30)\n"
+    code, output, errors, starts = launch(body, *FOUR)
+    assert (code, errors) == (2, "")
+    assert max(starts.values()) == 1
+    assert "launch: chief 0 ended with exit code 2; its last lines:" in output
+
+
+@pytest.mark.parametrize("flags", [("--workers", "2"), ("--ps", "0", "--workers", "2")])
+def test_launcher_refuses_a_cluster_without_servers(flags, launch):
+    code, output, errors, _ = launch("", *flags)
+    assert (code, output, errors.count("\n")) == (2, "", 1)
+    assert "--ps" in errors
+
+
+def test_job_files_tell_each_task_its_role(render, tmp_path):
+    """Run the lines of shell that make TF_CONFIG, of four tasks with a server and two workers."""
+    answers = {"distribution": "parameter_server", "project_slug": "x"}
+    slurm = render(tmp_path / "slurm", cluster="slurm", **answers) / "launch" / "slurm.sbatch"
+    [body] = re.findall(r"bash -c '\n(.*?)\n +' task", slurm.read_text("utf-8"), re.DOTALL)
+    slurm_body = body.replace('"$@"', 'echo "$TF_CONFIG"')
+    kubernetes = render(tmp_path / "kubernetes", cluster="kubernetes", **answers) / "launch"
+    text = (kubernetes / "kubernetes.yaml").read_text("utf-8")
+    [body] = re.findall(r"- \|\n(.*?)\n +exec python", text, re.DOTALL)
+    names = [f"x-{number}.x:2222" for number in range(4)]
+    cluster = {"chief": names[:1], "ps": names[1:2], "worker": names[2:]}
+    roles = [("chief", 0), ("ps", 0), ("worker", 0), ("worker", 1)]
+    for number, (job, index) in enumerate(roles):
+        task = {"type": job, "index": index}
+        for shell, lines, variables in (
+            ("bash", slurm_body, {"ADDRESSES": ",".join(names), "SLURM_PROCID": str(number)}),
+            (
+                "sh",
+                textwrap.dedent(body) + '\necho "$TF_CONFIG"',
+                {"NAME": "x", "WORKERS": "2", "JOB_COMPLETION_INDEX": str(number)},
+            ),
+        ):
+            env = environment(SERVERS="1", **variables)
+            output = subprocess.run([shell, "-c", lines], env=env, capture_output=True, check=True)
+            assert json.loads(output.stdout) == {"cluster": cluster, "task": task}
