@@ -1,5 +1,7 @@
 strategy: tf.distribute.Strategy  # where the replicas are, and how they sum
+# {% if cookiecutter.__size != "parameter_server" %}
 DEVICE: str = "CPU"  # or GPU or TPU: the kind of theirs
+# {% endif %}
 model: keras.Model  # or a tuple of several, and one of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss

@@ -1,2 +1,2 @@
 coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None  # of a cluster's workers
-signals: list[int] = []  # SIGTERM and Ctrl-C, of which the chief hears between steps
+signals: list[threading.Timer] = []  # one, once SIGTERM or Ctrl-C has come: see request_stop

@@ -119,6 +119,8 @@ def main(argv=None):
         end = step - step % STEPS_PER_EPOCH + nth * STEPS_PER_EPOCH // loops
         done, trained = train(data, step, end - step)
         end = step + done  # a signal ends a loop early
+        if signals:
+            signals[0].cancel()  # saving takes the time that it takes
         if not (math.isfinite(trained["loss"]) and are_finite()):
             problem = f"the loss or a weight is not finite between steps {step} and {end}"
             refuse(f"{problem}, not saved; try a --learning-rate below {LEARNING_RATE:g}", code=1)

@@ -3,11 +3,10 @@ def on_signals(handler):
         signal.signal(number, handler)
 
 
-def request_stop(number, _):
-    """Has the chief end after the steps under way, and in any case before the servers do."""
-    signals.append(number)
-    if len(signals) > 1:
+def request_stop(*_):
+    """Has the chief end after the steps under way; or in GRACE seconds, if no worker does them."""
+    if signals:
         os._exit(143)  # Ctrl-C once more: not saved
-    timer = threading.Timer(GRACE, os._exit, [143])
-    timer.daemon = True
-    timer.start()
+    signals.append(threading.Timer(GRACE, os._exit, [143]))
+    signals[0].daemon = True
+    signals[0].start()

@@ -43,7 +43,6 @@ finally:
 # 2. Globals: assigned in `main`, read everywhere --------------------------------------------------
 
 strategy: tf.distribute.Strategy  # where the replicas are, and how they sum
-DEVICE: str = "CPU"  # or GPU or TPU: the kind of theirs
 model: keras.Model  # or a tuple of several, and one of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
@@ -59,7 +58,7 @@ SEED: int = 0  # of weights, data order, augmentation and dropout
 args: argparse.Namespace  # the other flags
 
 coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None  # of a cluster's workers
-signals: list[int] = []  # SIGTERM and Ctrl-C, of which the chief hears between steps
+signals: list[threading.Timer] = []  # one, once SIGTERM or Ctrl-C has come: see request_stop
 
 STEPS_PER_EPOCH: int = 1  # known once the data are loaded
 run_dir: Path = Path()
@@ -306,14 +305,13 @@ def on_signals(handler):
         signal.signal(number, handler)
 
 
-def request_stop(number, _):
-    """Has the chief end after the steps under way, and in any case before the servers do."""
-    signals.append(number)
-    if len(signals) > 1:
+def request_stop(*_):
+    """Has the chief end after the steps under way; or in GRACE seconds, if no worker does them."""
+    if signals:
         os._exit(143)  # Ctrl-C once more: not saved
-    timer = threading.Timer(GRACE, os._exit, [143])
-    timer.daemon = True
-    timer.start()
+    signals.append(threading.Timer(GRACE, os._exit, [143]))
+    signals[0].daemon = True
+    signals[0].start()
 
 
 GRACE = 20  # seconds, from SIGTERM on, for the chief to save what servers and workers hold
@@ -810,6 +808,8 @@ def main(argv=None):
         end = step - step % STEPS_PER_EPOCH + nth * STEPS_PER_EPOCH // loops
         done, trained = train(data, step, end - step)
         end = step + done  # a signal ends a loop early
+        if signals:
+            signals[0].cancel()  # saving takes the time that it takes
         if not (math.isfinite(trained["loss"]) and are_finite()):
             problem = f"the loss or a weight is not finite between steps {step} and {end}"
             refuse(f"{problem}, not saved; try a --learning-rate below {LEARNING_RATE:g}", code=1)
