@@ -34,7 +34,7 @@ def create_batch(examples, step, index, training):
     seeds = tf.stack([tf.fill([GLOBAL_BATCH_SIZE], key), position], axis=1)
     batch, size = next(examples)
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), batch)
-    batch = preprocess(batch, seeds, training)
+    batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     real = tf.cast(position < size, tf.float32)
     return features, labels, real if sample_weight is None else real * sample_weight

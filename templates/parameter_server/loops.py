@@ -4,12 +4,12 @@ def run_loop(distributed_step, metrics, data, first_step, steps, stops=()):
     waiting, sums, done = collections.deque(), 0.0, 0
     for step in range(first_step, first_step + steps):
         if len(waiting) == 4 * max(1, WORKERS):  # at a worker or next: so many end on a signal
-            sums, done = sums + fetch(waiting.popleft()), done + 1
+            sums, done = sums + wait_for(waiting.popleft()), done + 1
         if stops and step > first_step:
             break
         waiting.append(schedule(distributed_step, *data(step)))
     for each in waiting:
-        sums, done = sums + fetch(each), done + 1
+        sums, done = sums + wait_for(each), done + 1
     (loss, weight), sums = sums[:2], sums[2:]
     for metric in metrics:
         for variable in metric.variables:

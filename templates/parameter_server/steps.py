@@ -15,17 +15,15 @@ def count(metrics, labels, predictions, sample_weight):
 
 def compute_gradients(batch):
     """Returns the loss of a batch, [], what it adds to the metrics, and its gradients."""
-    # TODO(you): several models, of a GAN say: `generator, discriminator = model`. Each optimizer
-    # scales the loss of its own, and train_step gets their gradients as a tuple.
+    # TODO(you): of several models, `generator, discriminator = model`, a tuple of gradients.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # by a LossScaleOptimizer; else the loss
     counts = count(train_metrics, labels, predictions, sample_weight)
-    zero = tf.UnconnectedGradients.ZERO  # instead of None, of which no sum can be taken
-    weights = model.trainable_variables
-    return loss, counts, tape.gradient(scaled_loss, weights, unconnected_gradients=zero)
+    weights = model.trainable_variables  # of what gets no gradient it is 0: None has no sum
+    return loss, counts, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
 
 
 def train_step(batch):

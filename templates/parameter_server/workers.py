@@ -88,7 +88,7 @@ def schedule(function, *arguments):
     return coordinator.schedule(function, arguments) if coordinator else function(*arguments)
 
 
-def fetch(result):
+def wait_for(result):
     """Returns a step's numbers, [n] float64, once some worker has done it."""
     while coordinator:
         try:

@@ -24,7 +24,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -68,10 +67,10 @@ WORKERS: int = 1
 # 3. Hooks: yours to edit --------------------------------------------------------------------------
 
 
-def create_datasets():
+def create_datasets() -> list[tf.data.Dataset]:
     """Returns the train, validation and test `tf.data.Dataset` of single examples, in fixed order,
-    of known number. An example is any structure of tensors of constant shapes; of a tuple, the
-    first part is what the exported model takes. All stay in memory: of large ones give the path."""
+    of known number. An example is any structure of tensors of constant shapes. All of them stay in
+    memory: of large ones give a path, or a place in a file, which `fetch` reads."""
     # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16.
     from sklearn.datasets import load_digits
 
@@ -83,14 +82,18 @@ def create_datasets():
     return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
 
 
-def preprocess(batch, seeds, training):
-    """Turns examples of `create_datasets`, all tensors [batch, …], into (features,), (features,
-    labels) or (features, labels, sample_weight): tensors or structures of them, [batch, …], the
-    weights [batch] float32. `seeds`, [batch, 2] int32, are a function of SEED, the epoch (0 in
-    evaluation) and the position in it: draw from them alone, and a resumed run draws the same."""
+def fetch(batch: tuple) -> tuple:
+    """Returns what `preprocess` gets of examples; the exported model, the first part."""
+    # TODO(you): read what doesn't fit in memory: `tf.map_fn(tf.io.read_file, paths), labels`, say.
+    return batch
+
+
+def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
+    """Turns what `fetch` returns into (features,), (features, labels) or (features, labels, sample
+    weights), tensors or structures of them, [batch, …]; weights are [batch] float32. `seeds`,
+    [batch, 2] int32, depend on SEED, epoch (0 in evaluation) and position: draw from them alone."""
     images, labels = batch
-    # TODO(you): decode, resize, augment. What can't be done to a whole batch at once goes
-    # through tf.map_fn, which beats a map of single examples:
+    # TODO(you): decode, resize, augment; tf.map_fn takes what can't be done to a batch at once:
     #     if training:
     #         contrast = lambda x: tf.image.stateless_random_contrast(x[0], 0.5, 1.5, seed=x[1])
     #         images = tf.cast(images, tf.float32)
@@ -98,7 +101,7 @@ def preprocess(batch, seeds, training):
     return tf.cast(images, tf.float32), labels
 
 
-def create_model_and_optimizer(strategy):
+def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
     """Returns the model, built, and its optimizer; or a tuple of models and one of as many
     optimizers, which `model` and `optimizer` are then. The scope puts them on all replicas."""
     with strategy.scope():
@@ -118,34 +121,33 @@ def create_model_and_optimizer(strategy):
     return model, optimizer
 
 
-def create_loss_objects(strategy):
+def create_loss_objects(strategy: tf.distribute.Strategy) -> keras.losses.Loss:
     """Returns the loss, of (labels, predictions), one value an example: `compute_loss` divides."""
     with strategy.scope():
         # TODO(you): your loss; or several, which compute_losses adds up.
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-def create_metrics(strategy):
+def create_metrics(strategy: tf.distribute.Strategy) -> tuple[list[keras.metrics.Metric], ...]:
     """Returns three lists, of the metrics of the train, validation and test split."""
     with strategy.scope():
         # TODO(you): your metrics, each with a name of its own.
         return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
 
 
-def compute_losses(labels, predictions):
+def compute_losses(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     """Returns the loss of each example, [batch]. Labels are None where there are none."""
     # TODO(you): a weighted sum, where there are several losses or outputs.
     return loss_object(labels, predictions)
 
 
-def compute_loss(labels, predictions, sample_weight):
+def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor) -> tf.Tensor:
     """Returns one replica's part of the training loss, []: all sum to the mean over the global
     batch, plus the regularization losses, once. Without weights of `preprocess`, they are ones."""
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
-    regularization = [loss for each in tf.nest.flatten(model) for loss in each.losses]
-    if regularization:  # of kernel_regularizer and the like: each replica has the whole of them
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
+    if regularization := [x for each in tf.nest.flatten(model) for x in each.losses]:
+        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # all replicas have it
     return loss
 
 
@@ -169,17 +171,15 @@ def count(metrics, labels, predictions, sample_weight):
 
 def compute_gradients(batch):
     """Returns the loss of a batch, [], what it adds to the metrics, and its gradients."""
-    # TODO(you): several models, of a GAN say: `generator, discriminator = model`. Each optimizer
-    # scales the loss of its own, and train_step gets their gradients as a tuple.
+    # TODO(you): of several models, `generator, discriminator = model`, a tuple of gradients.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # by a LossScaleOptimizer; else the loss
     counts = count(train_metrics, labels, predictions, sample_weight)
-    zero = tf.UnconnectedGradients.ZERO  # instead of None, of which no sum can be taken
-    weights = model.trainable_variables
-    return loss, counts, tape.gradient(scaled_loss, weights, unconnected_gradients=zero)
+    weights = model.trainable_variables  # of what gets no gradient it is 0: None has no sum
+    return loss, counts, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
 
 
 def train_step(batch):
@@ -242,12 +242,12 @@ def run_loop(distributed_step, metrics, data, first_step, steps, stops=()):
     waiting, sums, done = collections.deque(), 0.0, 0
     for step in range(first_step, first_step + steps):
         if len(waiting) == 4 * max(1, WORKERS):  # at a worker or next: so many end on a signal
-            sums, done = sums + fetch(waiting.popleft()), done + 1
+            sums, done = sums + wait_for(waiting.popleft()), done + 1
         if stops and step > first_step:
             break
         waiting.append(schedule(distributed_step, *data(step)))
     for each in waiting:
-        sums, done = sums + fetch(each), done + 1
+        sums, done = sums + wait_for(each), done + 1
     (loss, weight), sums = sums[:2], sums[2:]
     for metric in metrics:
         for variable in metric.variables:
@@ -288,8 +288,8 @@ def refuse(message, code=2):
 def say(*parts, end="\n"):
     """Prints a line on the chief; on a terminal over the progress bar, and of several what fits."""
     line, width = "  ".join(parts), shutil.get_terminal_size().columns - 1
-    if sys.stdout.isatty() and parts[1:]:
-        line = textwrap.shorten(line, width, placeholder="")
+    if sys.stdout.isatty() and parts[1:] and len(line) > width:
+        line = line[: width + 1].rpartition(" ")[0].rstrip()
     if WORKER == 0:
         print("\r\x1b[K" * sys.stdout.isatty() + line.replace("\0", " "), end=end, flush=True)
 
@@ -400,7 +400,7 @@ def schedule(function, *arguments):
     return coordinator.schedule(function, arguments) if coordinator else function(*arguments)
 
 
-def fetch(result):
+def wait_for(result):
     """Returns a step's numbers, [n] float64, once some worker has done it."""
     while coordinator:
         try:
@@ -535,7 +535,7 @@ def create_batch(examples, step, index, training):
     seeds = tf.stack([tf.fill([GLOBAL_BATCH_SIZE], key), position], axis=1)
     batch, size = next(examples)
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), batch)
-    batch = preprocess(batch, seeds, training)
+    batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     real = tf.cast(position < size, tf.float32)
     return features, labels, real if sample_weight is None else real * sample_weight
@@ -630,7 +630,7 @@ def check_run(config):
 
 
 def export(folder, examples):
-    """Writes a SavedModel of (what stands first in an example), and model.keras of (the features).
+    """Writes a SavedModel of (what `fetch` puts first), and model.keras of (the features).
     Of several models, the SavedModel runs the first; the others are in model_2.keras, …."""
     weights = [x.numpy() for each in tf.nest.flatten(model) for x in each.variables]
     keras.utils.clear_session()  # so that layers count from 1
@@ -638,6 +638,7 @@ def export(folder, examples):
         models = tf.nest.flatten(create_model_and_optimizer(tf.distribute.get_strategy())[0])
         for copy in (x for each in models for x in each.variables):
             copy.assign(weights.pop(0))
+    examples = fetch(tf.nest.map_structure(lambda x: x[:1], examples))
     inputs, *others = examples if isinstance(examples, tuple) else (examples,)
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
 
