@@ -850,8 +850,9 @@ def check_losses():
     features, labels, _ = create_all(tf.distribute.get_strategy())
     if predicts():
         predictions = train.model(features, training=False)
+        means = takes_means(labels, predictions)
         for words, loss, y, p in each_loss(labels, predictions):
-            yield from check_loss(f"returns {words}a loss that gives", loss, y, p)
+            yield from check_loss(f"returns {words}a loss that gives", loss, y, p, means)
 
 
 def check_losses_of_examples():
@@ -861,8 +862,9 @@ def check_losses_of_examples():
         yield from check_loss("gives", train.compute_losses, labels, predictions)
 
 
-def check_loss(gives, loss, labels, predictions):
-    """Yields what is wrong with a function that is to return the loss of each example."""
+def check_loss(gives, loss, labels, predictions, means=False):
+    """Yields what is wrong with a function that is to return the loss of each example; or of each
+    pixel, say, where means of them are taken later."""
     shapes = [[tuple(x.shape) for x in flatten_some(each)] for each in (labels, predictions)]
     hint = "labels are {}, predictions {}".format(
         *(" and ".join(map(str, each)) for each in shapes)
@@ -872,7 +874,7 @@ def check_loss(gives, loss, labels, predictions):
     losses = loss(labels, predictions)
     axes = [*range(1, len(losses.shape))]
     if any(axes and len(x) > 2 and x[: len(axes) + 1] == losses.shape for x in shapes[0]):
-        if loss is not train.compute_losses and takes_means(labels, predictions):
+        if means:
             return
         hint += f"; have compute_losses take the mean: tf.reduce_mean(losses, axis={axes})"
     if losses.shape == []:
