@@ -80,7 +80,7 @@ SHORT = {
     "test_kubernetes": r"^(?!.*installs)",
     "test_slurm": "clean",
     "test_promises": "^$",
-    "test_edits": r"table|reach|trains|last_checkpoint",
+    "test_edits": r"table|reach|trains.tfrec|last_checkpoint",
     "test_proofs": r"passes_.*image.*essential|not_listed|mean-in|slices",
 }
 
