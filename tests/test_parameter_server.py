@@ -367,6 +367,20 @@ def test_embedding_lies_on_both_servers(cluster, tmp_path):
     assert float(accuracy) > 0.8
 
 
+def test_proofs_of_the_product_pass(render, tmp_path):
+    project = render(tmp_path, distribution="parameter_server")
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=project,
+        env=environment(),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=3 * TIMEOUT,
+    )
+    assert finished.returncode == 0, finished.stdout
+    assert " skipped" not in finished.stdout
+
+
 # --------------------------------------------------------------------------------------------------
 # What starts the tasks, beside a train.py of a few lines
 # --------------------------------------------------------------------------------------------------
