@@ -14,8 +14,21 @@ import sys
 # no more than two bare quotes stand side by side, those of an empty text.
 ANSWERS = r"""{{ cookiecutter.items() | list | tojson }}"""
 
+# The cluster of which a file is. -f over an older project leaves those of another.
+CLUSTER_OF = {
+    "launch/slurm.sbatch": "slurm",
+    "launch/kubernetes.yaml": "kubernetes",
+    "Dockerfile": "kubernetes",
+}
 
-def describe(answers):
+
+def find_leftovers(answers, folder="."):
+    """Return the files in the project's folder that are of another cluster than the one chosen."""
+    others = (path for path, cluster in CLUSTER_OF.items() if cluster != answers["cluster"])
+    return [path for path in others if os.path.exists(os.path.join(folder, path))]
+
+
+def describe(answers, leftovers=()):
     """Return the closing message."""
     project_dir = os.path.join(answers["_output_dir"], answers["project_slug"])
     public = {key: answer for key, answer in answers.items() if not key.startswith("_")}
@@ -29,6 +42,8 @@ def describe(answers):
             "",
             "Not what you asked for? cookiecutter ignores a misspelt key=value silently.",
             "",
+            *(f"Left from before, of another cluster: {path}" for path in leftovers),
+            *([""] if leftovers else []),
             "Next, train the example, then prove its hooks:",
             "",
             f"  cd {shlex.quote(project_dir)}",
@@ -46,7 +61,7 @@ def main():
         return
     # A terminal that can't show some letter of the name must not make a finished project fail.
     sys.stdout.reconfigure(errors="backslashreplace")
-    print(describe(answers))
+    print(describe(answers, find_leftovers(answers)))
 
 
 if __name__ == "__main__":

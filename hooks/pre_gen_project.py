@@ -6,6 +6,7 @@ Python before that too: it can be linted, formatted, and imported by the tests.
 
 import json
 import keyword
+import os
 import re
 import shlex
 import sys
@@ -20,8 +21,17 @@ DEFAULT_NAME = "TF Distribute"
 DEFAULT_SLUG = "tf_distribute"
 # Columns, not characters, as ruff measures the line that holds the name.
 MAX_NAME_COLUMNS = 60
+MAX_NAME_LENGTH = 240  # of a letter, any number of accents takes one column
 MAX_SLUG_LENGTH = 50
 MAX_SHOWN_LENGTH = 80
+
+# As in cookiecutter.json. cookiecutter checks what is typed, or given as key=value; not what a
+# replay has, nor whether an answer in a user's configuration is a text.
+CHOICES = {
+    "task": ["image_classification", "text_classification", "tabular_regression"],
+    "script": ["essential", "complete"],
+    "cluster": ["none", "slurm", "kubernetes"],
+}
 
 # The slug is the project's name in pyproject.toml as well, which may not end in an underscore.
 SLUG_SHAPE = re.compile(r"[a-z]([a-z0-9_]*[a-z0-9])?")
@@ -45,6 +55,9 @@ NAMES_IN_USE = {
     "tests",
     "train",
 }
+
+# Windows can make no folder of such a name, whatever its ending.
+DEVICES = {"aux", "con", "nul", "prn"} | {f"{x}{n}" for x in ("com", "lpt") for n in range(10)}
 
 # Line ends and other control characters would leave the comment or the title that holds the name;
 # lone surrogates can't be written as UTF-8.
@@ -77,6 +90,7 @@ def broken_name_rules(name):
         f"takes at most {MAX_NAME_COLUMNS} columns (a Chinese character takes two)": (
             columns(name) <= MAX_NAME_COLUMNS
         ),
+        f"has at most {MAX_NAME_LENGTH} characters, accents included": len(name) <= MAX_NAME_LENGTH,
     }
     return [rule for rule, is_kept in rules.items() if not is_kept]
 
@@ -92,6 +106,7 @@ def broken_slug_rules(slug):
         "is not a name that the project itself imports, installs or contains": (
             slug not in NAMES_IN_USE
         ),
+        "is not a name that Windows keeps for a device": slug not in DEVICES,
     }
     return [rule for rule, is_kept in rules.items() if not is_kept]
 
@@ -120,11 +135,17 @@ def accepted_slug(slug):
 
 def find_faults(answers):
     """Return, by question, the rules that its answer breaks and an answer that is accepted."""
-    name, slug = answers["project_name"], answers["project_slug"]
+    name, slug = str(answers["project_name"]), str(answers["project_slug"])
     checked = {
         "project_name": (broken_name_rules(name), accepted_name(name)),
         "project_slug": (broken_slug_rules(slug), accepted_slug(slug)),
     }
+    for question, choices in CHOICES.items():
+        rules = [] if answers[question] in choices else [f"is one of: {', '.join(choices)}"]
+        checked[question] = (rules, choices[0])
+    for question, (rules, _) in checked.items():
+        if not isinstance(answers[question], str):  # null, or what YAML takes for a truth value
+            rules.append("is a text, in quotes where a file has it")
     return {question: fault for question, fault in checked.items() if fault[0]}
 
 
@@ -133,7 +154,7 @@ def shown(answer):
     text = repr(answer)
     if len(text) <= MAX_SHOWN_LENGTH:
         return text
-    return f"{text[:MAX_SHOWN_LENGTH]}... ({len(answer)} characters)"
+    return f"{text[:MAX_SHOWN_LENGTH]}... ({len(str(answer))} characters)"
 
 
 def as_argument(question, answer):
@@ -151,6 +172,8 @@ def corrected_command(answers, faults):
         command += ["--output-dir", answers["_output_dir"]]
     if answers.get("_checkout"):
         command += ["--checkout", answers["_checkout"]]
+    if not all(isinstance(answers[question], str) for question in faults):
+        command.append("--default-config")  # cookiecutter would read a given answer as its kind
     words = [shlex.quote(word) for word in command]
     marks = [" " * columns(word) for word in words]
     for question, answer in answers.items():
@@ -162,8 +185,8 @@ def corrected_command(answers, faults):
     return " ".join(words), " ".join(marks).rstrip()
 
 
-def describe(answers, faults):
-    """Return the message for the person who gave the answers."""
+def describe(answers, faults, is_over_another=False):
+    """Return the message for the person who gave the answers, or gave them over another project."""
     count = "1 answer" if len(faults) == 1 else f"{len(faults)} answers"
     lines = ["", f"Nothing was made: {count} can't be used.", ""]
     for question, (rules, accepted) in faults.items():
@@ -174,7 +197,10 @@ def describe(answers, faults):
     lines += ["Paste this to go on. What differs from your answers is marked with ^.", ""]
     # Nothing stands before or behind the command, not even a comment: zsh would take a comment on
     # a typed line for more arguments.
-    lines += [command, marks, "", "What follows is cookiecutter's own report of this refusal.", ""]
+    lines += [command, marks, ""]
+    if is_over_another:  # Whether -s came along, which keeps what is there, no hook is told.
+        lines += ["The folder's files are as they were: add -f again, and -s if you gave it.", ""]
+    lines += ["What follows is cookiecutter's own report of this refusal.", ""]
     return "\n".join(lines)
 
 
@@ -184,7 +210,7 @@ def main():
     faults = find_faults(answers)
     if not faults:
         return 0
-    print(describe(answers, faults), file=sys.stderr)
+    print(describe(answers, faults, is_over_another=bool(os.listdir())), file=sys.stderr)
     return 1
 
 

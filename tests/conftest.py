@@ -33,6 +33,7 @@ FILES_IN_ORDER = [
     "test_golden",
     "test_rendering",
     "test_update",
+    "test_questions",
     "test_kubernetes",
     "test_bad_input",
     "test_launch",
@@ -60,6 +61,7 @@ SHORT = {
     r"(?!.*(image|text|complete|slurm|kubernetes).*_server)(?!.*_server-(slurm|kubernetes))",
     "test_update": r"^(?!.*(goes_on|cruft.*complete|cruft_too.[re]|merged.(essential|complete-v)"
     r"|answers.(text|tabular)_.*(slurm|kubernetes)))",
+    "test_questions": r"^(?!.*(anywhere.*(text|tab|slurm|kubernetes)|replay.*(task|script)))",
     "test_running": r"^(?!.*(bar.(essential-(80|200)|complete)|small_for_a_slow))",
     "test_exactness": r"-worker|batches.2|order|seed|steps_per_loop|sample"
     r"|once.(64-by-2|1000|weighted-by-2)",

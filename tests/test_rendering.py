@@ -375,10 +375,12 @@ SLUG_LENGTH = "has at most 50 characters"
 KEYWORD = "is not a keyword"
 STANDARD_LIBRARY = "is not a module of Python's standard library"
 IN_USE = "is not a name that the project itself imports"
+DEVICE = "is not a name that Windows keeps"
 BLANK = "is not blank"
 ENDS = "has no white space at either end"
 ONE_LINE = "is one line without control characters"
 NAME_WIDTH = "takes at most 60 columns"
+NAME_LENGTH = "has at most 240 characters"
 
 REFUSED_SLUGS = [
     ("class", [KEYWORD]),
@@ -387,6 +389,9 @@ REFUSED_SLUGS = [
     ("json", [STANDARD_LIBRARY]),
     ("tensorflow", [IN_USE]),
     ("train", [IN_USE]),
+    ("con", [DEVICE]),
+    ("com7", [DEVICE]),
+    ("NUL", [SHAPE]),
     ("My Project", [SHAPE]),
     ("my-project", [SHAPE]),
     ("1st", [SHAPE]),
@@ -426,10 +431,11 @@ REFUSED_NAMES = [
     ("a\u202eb", [ONE_LINE]),
     ("a\udc80b", [ONE_LINE]),
     ("x" * 61, [NAME_WIDTH]),
+    ("e" + "\u0301" * 240, [NAME_LENGTH]),
     ("日" * 31, [NAME_WIDTH]),
     (
         " {{ 7*7 }}\n\"'; $(touch pwned) `touch pwned` #\\" + "日" * 300,
-        [ENDS, ONE_LINE, NAME_WIDTH],
+        [ENDS, ONE_LINE, NAME_WIDTH, NAME_LENGTH],
     ),
 ]
 
@@ -701,7 +707,9 @@ def test_command_names_the_checkout_and_every_answer():
     answers = {
         "project_name": "x",
         "project_slug": "Y",
-        "task": "some choice",
+        "task": "text_classification",
+        "script": "essential",
+        "cluster": "none",
         "_template": "gh:owner/template",
         "_output_dir": "/some folder",
         "_checkout": "v1.0",
@@ -710,7 +718,8 @@ def test_command_names_the_checkout_and_every_answer():
     command, _ = hook.corrected_command(answers, hook.find_faults(answers))
     assert shlex.split(command) == [
         *("cookiecutter", "gh:owner/template", "--no-input", "--output-dir", "/some folder"),
-        *("--checkout", "v1.0", "project_name=x", "project_slug=y", "task=some choice"),
+        *("--checkout", "v1.0", "project_name=x", "project_slug=y", "task=text_classification"),
+        *("script=essential", "cluster=none"),
     ]
 
 
