@@ -25,7 +25,7 @@ def save(which):
 
 def find_checkpoint(which):
     """Returns the newest one's path, or None; not by TensorFlow's list: a kill leaves it behind."""
-    paths = run_dir.glob(f"checkpoints/{which}/ckpt-*.index")
+    paths = (x for x in run_dir.glob(f"checkpoints/{which}/ckpt-*.index") if x.stem[5:].isdigit())
     magic = b"W\xfb\x80\x8b$uG\xdb"  # at the end of an index that no kill has cut short
     whole = (x.with_suffix("") for x in paths if x.read_bytes().endswith(magic))
     return max(whole, key=lambda x: int(x.name[5:]), default=None)

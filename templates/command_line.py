@@ -22,6 +22,7 @@ def parse_arguments(argv):
     for name, value in vars(args).items():
         # {% block limits %}
         least, most = -(name == "seed"), 2**31 if type(value) is int else math.inf
+        most = 100 if name == "replicas" else most  # each a device of TensorFlow's
         # {% endblock %}
         if type(value) in (int, float) and not least < value < most:
             refuse(f"--{name.replace('_', '-')}: '{value}' is not between {least} and {most}")

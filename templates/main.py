@@ -9,7 +9,8 @@ def main(argv=None):
     GLOBAL_BATCH_SIZE, EPOCHS = args.global_batch_size, args.epochs
     LEARNING_RATE, SEED, run_dir = args.learning_rate, args.seed, Path(args.run_dir)
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
-    if "://" in args.run_dir or (run_dir.exists() and not run_dir.is_dir()) or taken:
+    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
+    if odd or taken or "://" in args.run_dir or run_dir.is_file():
         refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
     WORKER, addresses = read_tf_config()
     WORKERS = len(addresses)
@@ -36,9 +37,8 @@ def main(argv=None):
     config = {**vars(args), "strategy": strategy_name, "replicas": replicas, "workers": WORKERS}
     git = {"cwd": Path(__file__).parent, "shell": True, "capture_output": True, "text": True}
     commit = subprocess.run("git rev-parse HEAD", **git).stdout.strip() or None
-    versions = {x.__name__: x.__version__ for x in (tf, keras, np)}
-    versions["python"] = sys.version.split()[0]
-    config |= {"train_examples": size, "versions": versions, "git_commit": commit}
+    used = {x.__name__: x.__version__ for x in (tf, keras, np)} | {"python": sys.version.split()[0]}
+    config |= {"train_examples": size, "versions": used, "git_commit": commit}
     # {% if cookiecutter.task == "text_classification" %}
     # The flags of a complete script that check_run compares.
     config |= {"schedule": SCHEDULE, "warmup_steps": WARMUP_STEPS, "precision": "float32"}
@@ -46,8 +46,7 @@ def main(argv=None):
     config |= {"schedule": "constant", "warmup_steps": 0, "precision": "float32"}  # as flags
     # {% endif %}
     path = find_checkpoint("best" if args.mode == "evaluate" else "last")
-    if args.mode == "train" and path:
-        check_run(config)
+    lines = check_run(config) if args.mode == "train" and path else []
     # {% if cookiecutter.task == "text_classification" %}
     if WORKER == 0 and not path:  # of a start that saved nothing
         (run_dir / "vocabulary.txt").unlink(missing_ok=True)
@@ -75,19 +74,16 @@ def main(argv=None):
     step = first_step = restore("last")
     if WORKER == 0:
         # The lines of the log that come again are dropped; of an epoch's end, its validation's too.
-        lines = [x for x in read_log() if (x["step"], x["split"] != "train") <= (step, False)]
+        lines = [x for x in lines if (x["step"], x["split"] != "train") <= (step, False)]
         files = {"metrics.jsonl": "".join(json.dumps(line) + "\n" for line in lines)}
         files |= {"config.json": json.dumps(config), "train.py": Path(__file__).read_text("utf-8")}
         # {% if cookiecutter.task == "text_classification" %}
         files["vocabulary.txt"] = "\n".join(create_preprocessor().tokenizer.get_vocabulary())
         # {% endif %}
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():  # a kill leaves the old one, or the new one
-                (run_dir / f"{name}.part").write_text(text, "utf-8")
-                (run_dir / f"{name}.part").replace(run_dir / name)
-        except OSError as error:
-            refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():  # a kill leaves the old one, or the new one
+            (run_dir / f"{name}.part").write_text(text, "utf-8")
+            (run_dir / f"{name}.part").replace(run_dir / name)
         writers = {x: tf.summary.create_file_writer(f"{run_dir}/tensorboard/{x}") for x in splits}
     is_shared = sum_over_workers(step) == step * WORKERS  # and by now the chief has written
     if not is_shared or sum_over_workers(int((run_dir / "config.json").exists())) < WORKERS:
@@ -167,9 +163,10 @@ def run(argv=None):
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError):
         print("train.py: stopped: a worker is lost; start all workers again", file=sys.stderr)
         code = 143
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        code = 1
+    except Exception as error:
+        code = 1 + (isinstance(error, OSError) and run_dir in Path(f"{error.filename}/x").parents)
+        told = f"train.py: error: --run-dir {run_dir}: {error}; name another"
+        print(told, file=sys.stderr) if code == 2 else sys.excepthook(*sys.exc_info())
     if code:
         time.sleep(WORKERS > 1)  # others may still ask this one for its part of the last sum
         os._exit(code)  # Python's own end would wait for other workers

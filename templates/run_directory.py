@@ -3,7 +3,8 @@ def read_log():
     """Returns the lines of the log, less one that a kill has cut short."""
     path = run_dir / "metrics.jsonl"
     texts = path.read_text("utf-8").splitlines() if path.exists() else []
-    return [json.loads(text) for text in texts if text.endswith("}")]
+    lines = [json.loads(text) for text in texts if text.endswith("}")]
+    return [x for x in lines if describe(x) and 0 <= x["epoch"] <= x["step"] and x["split"] > ""]
 
 
 # {% endblock %}
@@ -29,7 +30,7 @@ def check_run(config):
     # {% endblock %}
     try:
         before, lines = dict(json.loads((run_dir / "config.json").read_text("utf-8"))), read_log()
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # of half a dozen kinds, by what is damaged
         refuse(f"{run_dir}/config.json or metrics.jsonl can't be read ({error}); restore it")
     for key in keys:
         if before.get(key) != config.get(key):
@@ -41,4 +42,5 @@ def check_run(config):
     if (last_line["step"], last_line["split"]) == (end, "test") and (run_dir / "export").exists():
         say(f"{run_dir} is finished: test {describe(last_line)}; more --epochs would go on")
         raise SystemExit(0)
+    return lines
     # {% endblock %}

@@ -1,6 +1,6 @@
 def refuse(message, code=2):
     """Ends with one line: for wrong input, or with code 1 where the run itself can't go on."""
-    print(f"train.py: {'error' if code == 2 else 'stopped'}: {message}", file=sys.stderr)
+    print(f"train.py: {'error' if code == 2 else 'stopped'}:", *message.split(), file=sys.stderr)
     raise SystemExit(code)
 
 

@@ -7,12 +7,12 @@ def read_tf_config():
         cluster, job, index = config["cluster"], config["task"]["type"], config["task"]["index"]
         # {% block evaluator %}
         # {% endblock %}
-        tf.train.ClusterSpec(cluster).task_address(job, index)
+        tf.train.ClusterSpec(cluster).task_address(job, int(str(index)))
         if set(cluster) - {"chief", "worker"}:
             raise ValueError(f"the jobs should be chief and worker, not {', '.join(cluster)}")
         chiefs = cluster.get("chief", [])
         return index + len(chiefs) * (job == "worker"), chiefs + cluster.get("worker", [])
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except Exception as error:  # of half a dozen kinds
         like = '{"cluster": {"worker": ["a:22", "b:22"]}, "task": {"type": "worker", "index": 0}}'
         refuse(f"TF_CONFIG: {type(error).__name__} {error}; it should be like {like}")
 

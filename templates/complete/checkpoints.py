@@ -58,7 +58,7 @@ def write_checkpoint(last, best=None):
             paths = [f"ckpt-{x}" for x in steps]  # kept as they are, where the folder is absolute
             listed = tf.compat.v1.train.generate_checkpoint_state_proto("/", paths[-1], paths)
             replace_file(f"checkpoints/{which}/checkpoint", str(listed))  # TensorFlow's list
-            for path in Path(run_dir, "checkpoints", which).glob("ckpt-*"):
+            for path in Path(run_dir, "checkpoints", which).glob("ckpt-[0-9]*"):
                 if path.is_dir():
                     shutil.rmtree(path)
                 elif int(re.findall(r"\d+", path.name)[0]) not in steps:
@@ -67,7 +67,7 @@ def write_checkpoint(last, best=None):
 
 def list_checkpoints(which):
     """Returns the steps of checkpoints, whole or not. A kill may leave TensorFlow's list behind."""
-    paths = Path(run_dir, "checkpoints", which).glob("ckpt-*.*")
+    paths = Path(run_dir, "checkpoints", which).glob("ckpt-[0-9]*.*")
     return sorted({int(re.findall(r"\d+", path.name)[0]) for path in paths})
 
 

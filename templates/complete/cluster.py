@@ -51,6 +51,8 @@ def ask_the_chief(function, *arguments):
             value = function(*arguments)
     except SystemExit as end:
         code = end.code
+    except OSError as error:
+        code = explain(error)
     value, code = broadcast((value, code))
     if code is not None:
         raise SystemExit(code)

@@ -23,7 +23,8 @@ def parse_arguments(argv):
     for name, value in vars(args).items():
         # {% block limits %}
         least = -(name in ("seed", "warmup_steps", "recover_from_nan"))  # of these, 0 is one too
-        most = 1 if name == "ema_momentum" else 2**31 if type(value) is int else math.inf
+        most = 2**31 if type(value) is int else math.inf
+        most = {"ema_momentum": 1, "replicas": 100}.get(name, most)
         # {% endblock %}
     # {% block check %}
     steps = re.fullmatch(r"(\d+),(\d+)", args.profile or "1,1")

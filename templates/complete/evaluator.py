@@ -1,13 +1,12 @@
 def evaluate_continuously(iterator, steps):
-    """Evaluates the newest checkpoint of a run under way on the validation split, again and again,
-    until the run is finished, or none has come for --timeout seconds."""
+    """Validates each new checkpoint of a run, until it is finished or --timeout has passed."""
     global run_dir, writers
     folder, run_dir, writers = run_dir, run_dir / "evaluator", {}
     seen, since = max((line["step"] for line in read_log()), default=0), time.monotonic()
     while True:
         finished = any(line["split"] == "test" for line in read_log(folder)[-1:])
         paths, values = folder.glob("checkpoints/last/ckpt-*.index"), {}
-        step = max((int(path.stem[5:]) for path in paths), default=0)
+        step = max((int(x.stem[5:]) for x in paths if x.stem[5:].isdigit()), default=0)
         path = folder / "checkpoints" / "last" / f"ckpt-{step}"
         if step > seen:
             with contextlib.suppress(Exception):  # not whole yet, or removed for newer ones

@@ -12,7 +12,8 @@ def main(argv=None):
     SCHEDULE, WARMUP_STEPS, PRECISION = args.schedule, args.warmup_steps, args.precision
     ACCUMULATION_STEPS, CLIP_NORM = args.accumulation_steps, args.clip_norm
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
-    if "://" in args.run_dir or (run_dir.exists() and not run_dir.is_dir()) or taken:
+    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
+    if odd or taken or "://" in args.run_dir or run_dir.is_file():
         refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
     WORKER, addresses = read_tf_config()
     WORKERS = len(addresses)
@@ -46,9 +47,8 @@ def main(argv=None):
     config = {**vars(args), "strategy": strategy_name, "replicas": replicas, "workers": WORKERS}
     git = {"cwd": Path(__file__).parent, "shell": True, "capture_output": True, "text": True}
     commit = subprocess.run("git rev-parse HEAD", **git).stdout.strip() or None
-    versions = {x.__name__: x.__version__ for x in (tf, keras, np)}
-    versions["python"] = sys.version.split()[0]
-    config |= {"train_examples": size, "versions": versions, "git_commit": commit}
+    used = {x.__name__: x.__version__ for x in (tf, keras, np)} | {"python": sys.version.split()[0]}
+    config |= {"train_examples": size, "versions": used, "git_commit": commit}
     own = ("run_dir", "timeout", "profile", "git_commit")  # each worker may have its own
     facts = {"examples": [x for _, x in sets.values()], **config}
     facts["train.py"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]

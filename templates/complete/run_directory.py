@@ -13,9 +13,9 @@ def read_log(folder=None):
     texts = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
     for number, text in enumerate(texts, start=1):
         try:
-            line = json.loads(text)
-            lines.append({**line, "step": int(line["step"]), "split": str(line["split"])})
-        except (ValueError, TypeError, KeyError):
+            x = json.loads(text)
+            lines += {True: [x]}[describe(x) and 0 <= x["epoch"] <= x["step"] and x["split"] > ""]
+        except Exception:  # of half a dozen kinds, a KeyError where a value won't do
             if number < len(texts):
                 say(f"{path}: line {number} is damaged, and passed over")
     return lines
@@ -25,29 +25,25 @@ def open_run(config, step):
     """Writes what a run begins with. Of the log, it drops the lines that come again."""
     lines = [x for x in read_log() if (x["step"], x["split"] != "train") <= (step, False)]
     script, record = Path(__file__).read_text("utf-8"), run_dir / "train.py"
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        replace_file("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-        replace_file("config.json", json.dumps(config))
-        if record.exists() and record.read_text("utf-8", errors="replace") != script:
-            record.rename(run_dir / f"train.until-step-{step}.py")  # what has run so far
-        replace_file("train.py", script)
-        # {% if cookiecutter.task == "text_classification" %}
-        vocabulary = create_preprocessor().tokenizer.get_vocabulary()
-        replace_file("vocabulary.txt", "\n".join(vocabulary))
-        # {% endif %}
-    except OSError as error:
-        refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    replace_file("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    replace_file("config.json", json.dumps(config))
+    if record.exists() and record.read_text("utf-8", errors="replace") != script:
+        record.rename(run_dir / f"train.until-step-{step}.py")  # what has run so far
+    replace_file("train.py", script)
+    # {% if cookiecutter.task == "text_classification" %}
+    vocabulary = create_preprocessor().tokenizer.get_vocabulary()
+    replace_file("vocabulary.txt", "\n".join(vocabulary))
+    # {% endif %}
 
 
 def find_edits(path):
-    """Returns what of sections 3 and 4 differs from a script at another path, as text. Comments and
-    docstrings don't count."""
+    """Returns what code of sections 3 and 4 differs from a script at another path, as text."""
     scripts = []
     for script in (path, Path(__file__)) if path.exists() else ():
         text, parts = script.read_text("utf-8", errors="replace"), {}
         first, last = (text[: text.find(f"\n# {number}. ")].count("\n") for number in (3, 5))
-        with contextlib.suppress(SyntaxError):  # of a damaged copy
+        with contextlib.suppress(Exception):  # of a damaged copy
             for node in ast.parse(text).body:
                 if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
                     del node.body[0]

@@ -5,9 +5,9 @@ ending = threading.Lock()  # of the thread that ends the process; others stop he
 def listen_for_signals():
     """Ends the process on SIGTERM or Ctrl-C, at any moment: a thread reads the byte that announces
     one. Python calls a handler when the loop in the graph returns, which may take minutes."""
-    reader, wakeup = os.pipe()
-    os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup)
+    reader, wakeup = socket.socketpair()  # not a pipe, for Windows
+    wakeup.setblocking(False)
+    signal.set_wakeup_fd(wakeup.detach())
     on_signals(lambda *_: None)
     threading.Thread(target=interrupt, args=[reader], daemon=True).start()
 
@@ -21,7 +21,7 @@ def interrupt(reader=None):
     """Ends with exit code 143, given a reader once a byte comes. The chief first writes its copy of
     where the last loop ended: so nobody waits for a step that a lost worker may never finish."""
     if reader:
-        os.read(reader, 1)
+        reader.recv(1)
         ending.acquire()
     try:
         last = snapshot  # meanwhile training may go on, and make another
@@ -61,6 +61,8 @@ def explain(error):
         names = {f"{job} {index}" for job, index in tasks} - {f"{task['type']} {task['index']}"}
         names = " and ".join(sorted(names)) or "another worker"
         line, code = f"stopped: {names} is lost; start all workers again", 143
+    elif isinstance(error, OSError) and run_dir in Path(f"{error.filename}/x").parents:
+        line, code = f"error: --run-dir {run_dir}: {error}; name another", 2
     else:
         sys.excepthook(type(error), error, error.__traceback__)
         return 1

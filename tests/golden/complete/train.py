@@ -279,7 +279,7 @@ def test(iterator, steps):
 
 def refuse(message, code=2):
     """Ends with one line: for wrong input, or with code 1 where the run itself can't go on."""
-    print(f"train.py: {'error' if code == 2 else 'stopped'}: {message}", file=sys.stderr)
+    print(f"train.py: {'error' if code == 2 else 'stopped'}:", *message.split(), file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -305,9 +305,9 @@ ending = threading.Lock()  # of the thread that ends the process; others stop he
 def listen_for_signals():
     """Ends the process on SIGTERM or Ctrl-C, at any moment: a thread reads the byte that announces
     one. Python calls a handler when the loop in the graph returns, which may take minutes."""
-    reader, wakeup = os.pipe()
-    os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup)
+    reader, wakeup = socket.socketpair()  # not a pipe, for Windows
+    wakeup.setblocking(False)
+    signal.set_wakeup_fd(wakeup.detach())
     on_signals(lambda *_: None)
     threading.Thread(target=interrupt, args=[reader], daemon=True).start()
 
@@ -321,7 +321,7 @@ def interrupt(reader=None):
     """Ends with exit code 143, given a reader once a byte comes. The chief first writes its copy of
     where the last loop ended: so nobody waits for a step that a lost worker may never finish."""
     if reader:
-        os.read(reader, 1)
+        reader.recv(1)
         ending.acquire()
     try:
         last = snapshot  # meanwhile training may go on, and make another
@@ -361,6 +361,8 @@ def explain(error):
         names = {f"{job} {index}" for job, index in tasks} - {f"{task['type']} {task['index']}"}
         names = " and ".join(sorted(names)) or "another worker"
         line, code = f"stopped: {names} is lost; start all workers again", 143
+    elif isinstance(error, OSError) and run_dir in Path(f"{error.filename}/x").parents:
+        line, code = f"error: --run-dir {run_dir}: {error}; name another", 2
     else:
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
@@ -379,12 +381,12 @@ def read_tf_config():
             args.mode = "continuous_evaluate"
             return 0, ["localhost"]
         cluster = {name: x for name, x in cluster.items() if name != "evaluator"}
-        tf.train.ClusterSpec(cluster).task_address(job, index)
+        tf.train.ClusterSpec(cluster).task_address(job, int(str(index)))
         if set(cluster) - {"chief", "worker"}:
             raise ValueError(f"the jobs should be chief and worker, not {', '.join(cluster)}")
         chiefs = cluster.get("chief", [])
         return index + len(chiefs) * (job == "worker"), chiefs + cluster.get("worker", [])
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except Exception as error:  # of half a dozen kinds
         like = '{"cluster": {"worker": ["a:22", "b:22"]}, "task": {"type": "worker", "index": 0}}'
         refuse(f"TF_CONFIG: {type(error).__name__} {error}; it should be like {like}")
 
@@ -451,6 +453,8 @@ def ask_the_chief(function, *arguments):
             value = function(*arguments)
     except SystemExit as end:
         code = end.code
+    except OSError as error:
+        code = explain(error)
     value, code = broadcast((value, code))
     if code is not None:
         raise SystemExit(code)
@@ -742,7 +746,7 @@ def write_checkpoint(last, best=None):
             paths = [f"ckpt-{x}" for x in steps]  # kept as they are, where the folder is absolute
             listed = tf.compat.v1.train.generate_checkpoint_state_proto("/", paths[-1], paths)
             replace_file(f"checkpoints/{which}/checkpoint", str(listed))  # TensorFlow's list
-            for path in Path(run_dir, "checkpoints", which).glob("ckpt-*"):
+            for path in Path(run_dir, "checkpoints", which).glob("ckpt-[0-9]*"):
                 if path.is_dir():
                     shutil.rmtree(path)
                 elif int(re.findall(r"\d+", path.name)[0]) not in steps:
@@ -751,7 +755,7 @@ def write_checkpoint(last, best=None):
 
 def list_checkpoints(which):
     """Returns the steps of checkpoints, whole or not. A kill may leave TensorFlow's list behind."""
-    paths = Path(run_dir, "checkpoints", which).glob("ckpt-*.*")
+    paths = Path(run_dir, "checkpoints", which).glob("ckpt-[0-9]*.*")
     return sorted({int(re.findall(r"\d+", path.name)[0]) for path in paths})
 
 
@@ -831,9 +835,9 @@ def read_log(folder=None):
     texts = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
     for number, text in enumerate(texts, start=1):
         try:
-            line = json.loads(text)
-            lines.append({**line, "step": int(line["step"]), "split": str(line["split"])})
-        except (ValueError, TypeError, KeyError):
+            x = json.loads(text)
+            lines += {True: [x]}[describe(x) and 0 <= x["epoch"] <= x["step"] and x["split"] > ""]
+        except Exception:  # of half a dozen kinds, a KeyError where a value won't do
             if number < len(texts):
                 say(f"{path}: line {number} is damaged, and passed over")
     return lines
@@ -843,25 +847,21 @@ def open_run(config, step):
     """Writes what a run begins with. Of the log, it drops the lines that come again."""
     lines = [x for x in read_log() if (x["step"], x["split"] != "train") <= (step, False)]
     script, record = Path(__file__).read_text("utf-8"), run_dir / "train.py"
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        replace_file("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-        replace_file("config.json", json.dumps(config))
-        if record.exists() and record.read_text("utf-8", errors="replace") != script:
-            record.rename(run_dir / f"train.until-step-{step}.py")  # what has run so far
-        replace_file("train.py", script)
-    except OSError as error:
-        refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    replace_file("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    replace_file("config.json", json.dumps(config))
+    if record.exists() and record.read_text("utf-8", errors="replace") != script:
+        record.rename(run_dir / f"train.until-step-{step}.py")  # what has run so far
+    replace_file("train.py", script)
 
 
 def find_edits(path):
-    """Returns what of sections 3 and 4 differs from a script at another path, as text. Comments and
-    docstrings don't count."""
+    """Returns what code of sections 3 and 4 differs from a script at another path, as text."""
     scripts = []
     for script in (path, Path(__file__)) if path.exists() else ():
         text, parts = script.read_text("utf-8", errors="replace"), {}
         first, last = (text[: text.find(f"\n# {number}. ")].count("\n") for number in (3, 5))
-        with contextlib.suppress(SyntaxError):  # of a damaged copy
+        with contextlib.suppress(Exception):  # of a damaged copy
             for node in ast.parse(text).body:
                 if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
                     del node.body[0]
@@ -895,7 +895,7 @@ def check_run(config):
     keys += ["epochs"] * (SCHEDULE != "constant")  # it falls until then
     try:
         before, lines = dict(json.loads((run_dir / "config.json").read_text("utf-8"))), read_log()
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # of half a dozen kinds, by what is damaged
         refuse(f"{run_dir}/config.json or metrics.jsonl can't be read ({error}); restore it")
     for key in keys:
         if before.get(key) != config.get(key):
@@ -1017,15 +1017,14 @@ def recover(first, last):
 
 
 def evaluate_continuously(iterator, steps):
-    """Evaluates the newest checkpoint of a run under way on the validation split, again and again,
-    until the run is finished, or none has come for --timeout seconds."""
+    """Validates each new checkpoint of a run, until it is finished or --timeout has passed."""
     global run_dir, writers
     folder, run_dir, writers = run_dir, run_dir / "evaluator", {}
     seen, since = max((line["step"] for line in read_log()), default=0), time.monotonic()
     while True:
         finished = any(line["split"] == "test" for line in read_log(folder)[-1:])
         paths, values = folder.glob("checkpoints/last/ckpt-*.index"), {}
-        step = max((int(path.stem[5:]) for path in paths), default=0)
+        step = max((int(x.stem[5:]) for x in paths if x.stem[5:].isdigit()), default=0)
         path = folder / "checkpoints" / "last" / f"ckpt-{step}"
         if step > seen:
             with contextlib.suppress(Exception):  # not whole yet, or removed for newer ones
@@ -1084,7 +1083,8 @@ def parse_arguments(argv):
     args = parser.parse_args(argv)
     for name, value in vars(args).items():
         least = -(name in ("seed", "warmup_steps", "recover_from_nan"))  # of these, 0 is one too
-        most = 1 if name == "ema_momentum" else 2**31 if type(value) is int else math.inf
+        most = 2**31 if type(value) is int else math.inf
+        most = {"ema_momentum": 1, "replicas": 100}.get(name, most)
         if type(value) in (int, float) and not least < value < most:
             refuse(f"--{name.replace('_', '-')}: '{value}' is not between {least} and {most}")
     steps = re.fullmatch(r"(\d+),(\d+)", args.profile or "1,1")
@@ -1108,7 +1108,8 @@ def main(argv=None):
     SCHEDULE, WARMUP_STEPS, PRECISION = args.schedule, args.warmup_steps, args.precision
     ACCUMULATION_STEPS, CLIP_NORM = args.accumulation_steps, args.clip_norm
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
-    if "://" in args.run_dir or (run_dir.exists() and not run_dir.is_dir()) or taken:
+    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
+    if odd or taken or "://" in args.run_dir or run_dir.is_file():
         refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
     WORKER, addresses = read_tf_config()
     WORKERS = len(addresses)
@@ -1142,9 +1143,8 @@ def main(argv=None):
     config = {**vars(args), "strategy": strategy_name, "replicas": replicas, "workers": WORKERS}
     git = {"cwd": Path(__file__).parent, "shell": True, "capture_output": True, "text": True}
     commit = subprocess.run("git rev-parse HEAD", **git).stdout.strip() or None
-    versions = {x.__name__: x.__version__ for x in (tf, keras, np)}
-    versions["python"] = sys.version.split()[0]
-    config |= {"train_examples": size, "versions": versions, "git_commit": commit}
+    used = {x.__name__: x.__version__ for x in (tf, keras, np)} | {"python": sys.version.split()[0]}
+    config |= {"train_examples": size, "versions": used, "git_commit": commit}
     own = ("run_dir", "timeout", "profile", "git_commit")  # each worker may have its own
     facts = {"examples": [x for _, x in sets.values()], **config}
     facts["train.py"] = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]

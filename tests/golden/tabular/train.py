@@ -250,7 +250,7 @@ def test(iterator, steps):
 
 def refuse(message, code=2):
     """Ends with one line: for wrong input, or with code 1 where the run itself can't go on."""
-    print(f"train.py: {'error' if code == 2 else 'stopped'}: {message}", file=sys.stderr)
+    print(f"train.py: {'error' if code == 2 else 'stopped'}:", *message.split(), file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -281,12 +281,12 @@ def read_tf_config():
         if config == {}:
             return 0, ["localhost"]
         cluster, job, index = config["cluster"], config["task"]["type"], config["task"]["index"]
-        tf.train.ClusterSpec(cluster).task_address(job, index)
+        tf.train.ClusterSpec(cluster).task_address(job, int(str(index)))
         if set(cluster) - {"chief", "worker"}:
             raise ValueError(f"the jobs should be chief and worker, not {', '.join(cluster)}")
         chiefs = cluster.get("chief", [])
         return index + len(chiefs) * (job == "worker"), chiefs + cluster.get("worker", [])
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except Exception as error:  # of half a dozen kinds
         like = '{"cluster": {"worker": ["a:22", "b:22"]}, "task": {"type": "worker", "index": 0}}'
         refuse(f"TF_CONFIG: {type(error).__name__} {error}; it should be like {like}")
 
@@ -453,7 +453,7 @@ def save(which):
 
 def find_checkpoint(which):
     """Returns the newest one's path, or None; not by TensorFlow's list: a kill leaves it behind."""
-    paths = run_dir.glob(f"checkpoints/{which}/ckpt-*.index")
+    paths = (x for x in run_dir.glob(f"checkpoints/{which}/ckpt-*.index") if x.stem[5:].isdigit())
     magic = b"W\xfb\x80\x8b$uG\xdb"  # at the end of an index that no kill has cut short
     whole = (x.with_suffix("") for x in paths if x.read_bytes().endswith(magic))
     return max(whole, key=lambda x: int(x.name[5:]), default=None)
@@ -492,7 +492,8 @@ def read_log():
     """Returns the lines of the log, less one that a kill has cut short."""
     path = run_dir / "metrics.jsonl"
     texts = path.read_text("utf-8").splitlines() if path.exists() else []
-    return [json.loads(text) for text in texts if text.endswith("}")]
+    lines = [json.loads(text) for text in texts if text.endswith("}")]
+    return [x for x in lines if describe(x) and 0 <= x["epoch"] <= x["step"] and x["split"] > ""]
 
 
 def log(step, split, values):
@@ -513,7 +514,7 @@ def check_run(config):
     keys += ["clip_norm", "ema_momentum", "warmup_steps", "precision"]  # of a complete script's run
     try:
         before, lines = dict(json.loads((run_dir / "config.json").read_text("utf-8"))), read_log()
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # of half a dozen kinds, by what is damaged
         refuse(f"{run_dir}/config.json or metrics.jsonl can't be read ({error}); restore it")
     for key in keys:
         if before.get(key) != config.get(key):
@@ -524,6 +525,7 @@ def check_run(config):
     if (last_line["step"], last_line["split"]) == (end, "test") and (run_dir / "export").exists():
         say(f"{run_dir} is finished: test {describe(last_line)}; more --epochs would go on")
         raise SystemExit(0)
+    return lines
 
 
 def export(folder, examples):
@@ -579,6 +581,7 @@ def parse_arguments(argv):
     args = parser.parse_args(argv)
     for name, value in vars(args).items():
         least, most = -(name == "seed"), 2**31 if type(value) is int else math.inf
+        most = 100 if name == "replicas" else most  # each a device of TensorFlow's
         if type(value) in (int, float) and not least < value < most:
             refuse(f"--{name.replace('_', '-')}: '{value}' is not between {least} and {most}")
     return args
@@ -595,7 +598,8 @@ def main(argv=None):
     GLOBAL_BATCH_SIZE, EPOCHS = args.global_batch_size, args.epochs
     LEARNING_RATE, SEED, run_dir = args.learning_rate, args.seed, Path(args.run_dir)
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
-    if "://" in args.run_dir or (run_dir.exists() and not run_dir.is_dir()) or taken:
+    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
+    if odd or taken or "://" in args.run_dir or run_dir.is_file():
         refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
     WORKER, addresses = read_tf_config()
     WORKERS = len(addresses)
@@ -622,13 +626,11 @@ def main(argv=None):
     config = {**vars(args), "strategy": strategy_name, "replicas": replicas, "workers": WORKERS}
     git = {"cwd": Path(__file__).parent, "shell": True, "capture_output": True, "text": True}
     commit = subprocess.run("git rev-parse HEAD", **git).stdout.strip() or None
-    versions = {x.__name__: x.__version__ for x in (tf, keras, np)}
-    versions["python"] = sys.version.split()[0]
-    config |= {"train_examples": size, "versions": versions, "git_commit": commit}
+    used = {x.__name__: x.__version__ for x in (tf, keras, np)} | {"python": sys.version.split()[0]}
+    config |= {"train_examples": size, "versions": used, "git_commit": commit}
     config |= {"schedule": "constant", "warmup_steps": 0, "precision": "float32"}  # as flags
     path = find_checkpoint("best" if args.mode == "evaluate" else "last")
-    if args.mode == "train" and path:
-        check_run(config)
+    lines = check_run(config) if args.mode == "train" and path else []
 
     # 4. Create the model and what belongs to it; restore it.
     keras.utils.set_random_seed(SEED)
@@ -648,16 +650,13 @@ def main(argv=None):
     step = first_step = restore("last")
     if WORKER == 0:
         # The lines of the log that come again are dropped; of an epoch's end, its validation's too.
-        lines = [x for x in read_log() if (x["step"], x["split"] != "train") <= (step, False)]
+        lines = [x for x in lines if (x["step"], x["split"] != "train") <= (step, False)]
         files = {"metrics.jsonl": "".join(json.dumps(line) + "\n" for line in lines)}
         files |= {"config.json": json.dumps(config), "train.py": Path(__file__).read_text("utf-8")}
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():  # a kill leaves the old one, or the new one
-                (run_dir / f"{name}.part").write_text(text, "utf-8")
-                (run_dir / f"{name}.part").replace(run_dir / name)
-        except OSError as error:
-            refuse(f"--run-dir {run_dir} can't be written ({error.strerror}); name another")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():  # a kill leaves the old one, or the new one
+            (run_dir / f"{name}.part").write_text(text, "utf-8")
+            (run_dir / f"{name}.part").replace(run_dir / name)
         writers = {x: tf.summary.create_file_writer(f"{run_dir}/tensorboard/{x}") for x in splits}
     is_shared = sum_over_workers(step) == step * WORKERS  # and by now the chief has written
     if not is_shared or sum_over_workers(int((run_dir / "config.json").exists())) < WORKERS:
@@ -737,9 +736,10 @@ def run(argv=None):
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError):
         print("train.py: stopped: a worker is lost; start all workers again", file=sys.stderr)
         code = 143
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        code = 1
+    except Exception as error:
+        code = 1 + (isinstance(error, OSError) and run_dir in Path(f"{error.filename}/x").parents)
+        told = f"train.py: error: --run-dir {run_dir}: {error}; name another"
+        print(told, file=sys.stderr) if code == 2 else sys.excepthook(*sys.exc_info())
     if code:
         time.sleep(WORKERS > 1)  # others may still ask this one for its part of the last sum
         os._exit(code)  # Python's own end would wait for other workers
