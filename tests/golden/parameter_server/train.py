@@ -281,7 +281,7 @@ def test(data, steps):
 
 def refuse(message, code=2):
     """Ends with one line: for wrong input, or with code 1 where the run itself can't go on."""
-    print(f"train.py: {'error' if code == 2 else 'stopped'}: {message}", file=sys.stderr)
+    print(f"train.py: {'error' if code == 2 else 'stopped'}:", *message.split(), file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -595,7 +595,8 @@ def read_log():
     """Returns the lines of the log, less one that a kill has cut short."""
     path = run_dir / "metrics.jsonl"
     texts = path.read_text("utf-8").splitlines() if path.exists() else []
-    return [json.loads(text) for text in texts if text.endswith("}")]
+    lines = [json.loads(text) for text in texts if text.endswith("}")]
+    return [x for x in lines if describe(x) and 0 <= x["epoch"] <= x["step"] and x["split"] > ""]
 
 
 def log(step, split, values):
@@ -616,7 +617,7 @@ def check_run(config):
     keys += ["clip_norm", "ema_momentum", "warmup_steps", "precision"]  # of a complete script's run
     try:
         before, lines = dict(json.loads((run_dir / "config.json").read_text("utf-8"))), read_log()
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # of half a dozen kinds, by what is damaged
         refuse(f"{run_dir}/config.json or metrics.jsonl can't be read ({error}); restore it")
     for key in keys:
         if before.get(key) != config.get(key):
@@ -627,6 +628,7 @@ def check_run(config):
     if (last_line["step"], last_line["split"]) == (end, "test") and (run_dir / "export").exists():
         say(f"{run_dir} is finished: test {describe(last_line)}; more --epochs would go on")
         raise SystemExit(0)
+    return lines
 
 
 def export(folder, examples):
