@@ -182,6 +182,12 @@ def test_project_has_the_version_and_the_answers(answers, render, tmp_path):
     assert f"cookiecutter-tf-distribute {VERSION}." in docstring
 
 
+def test_record_is_toml_before_it_is_rendered():
+    # Where it isn't, ruff fails in the folder of the template.
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+    tomllib.loads((PRODUCT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("name", ALLOWED_NAMES)
 def test_allowed_name_is_recorded(name, render, tmp_path):
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
