@@ -37,6 +37,7 @@ FILES_IN_ORDER = [
     "test_kubernetes",
     "test_bad_input",
     "test_launch",
+    "test_hostile",
     "test_running",
     "test_exactness",
     "test_numbers",
@@ -62,6 +63,7 @@ SHORT = {
     "test_update": r"^(?!.*(goes_on|cruft.*complete|cruft_too.[re]|merged.(essential|complete-v)"
     r"|answers.(text|tabular)_.*(slurm|kubernetes)))",
     "test_questions": r"^(?!.*(anywhere.*(text|tab|slurm|kubernetes)|replay.*(task|script)))",
+    "test_hostile": r"\[0-|found.*essential",
     "test_running": r"^(?!.*(bar.(essential-(80|200)|complete)|small_for_a_slow))",
     "test_exactness": r"-worker|batches.2|order|seed|steps_per_loop|sample"
     r"|once.(64-by-2|1000|weighted-by-2)",
