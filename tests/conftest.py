@@ -38,6 +38,7 @@ FILES_IN_ORDER = [
     "test_bad_input",
     "test_launch",
     "test_hostile",
+    "test_commands",
     "test_running",
     "test_exactness",
     "test_numbers",
@@ -64,6 +65,7 @@ SHORT = {
     r"|answers.(text|tabular)_.*(slurm|kubernetes)))",
     "test_questions": r"^(?!.*(anywhere.*(text|tab|slurm|kubernetes)|replay.*(task|script)))",
     "test_hostile": r"\[0-|found.*essential",
+    "test_commands": r"each|nothing|kubernetes|questions",
     "test_running": r"^(?!.*(bar.(essential-(80|200)|complete)|small_for_a_slow))",
     "test_exactness": r"-worker|batches.2|order|seed|steps_per_loop|sample"
     r"|once.(64-by-2|1000|weighted-by-2)",
