@@ -1076,7 +1076,7 @@ def parse_arguments(argv):
     add("--ema-momentum", type=float, help="evaluate and export averages of the weights")
     add("--patience", type=int, help="epochs without a lower validation loss, to stop")
     add("--recover-from-nan", type=int, default=0, help="times, from where the loop began [0]")
-    add("--export", choices=["best", "last"], default="best", help="test and export [%(default)s]")
+    add("--export", choices=["best", "last"], default="best", help="tested, exported [%(default)s]")
     add("--init-checkpoint", metavar="PATH", help="of the first weights: see README.md")
     add("--timeout", type=float, help="seconds to wait for workers, or checkpoints")
     add("--profile", metavar="FIRST,LAST", help="steps, of whole loops")

@@ -10,7 +10,7 @@
     uv run train.py --mode evaluate     the best checkpoint of the run, on the test split
     TF_CONFIG='{"cluster": ...}' uv run train.py     be the chief, a worker or a server: README.md
 
-Edit section 3, and section 4 if your step is another; each place is marked TODO(you).
+Edit section 3, and maybe 4, at each TODO(you). From cookiecutter-tf-distribute 0.1.0.
 """
 
 import argparse
