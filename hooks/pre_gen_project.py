@@ -30,6 +30,7 @@ MAX_SHOWN_LENGTH = 80
 CHOICES = {
     "task": ["image_classification", "text_classification", "tabular_regression"],
     "script": ["essential", "complete"],
+    "distribution": ["synchronous", "parameter_server"],
     "cluster": ["none", "slurm", "kubernetes"],
 }
 

@@ -30,10 +30,10 @@ from conftest import (
 SLUG = "a_project"
 
 # Blocks that are no commands, by how they begin.
-OUTPUT = ("one_device on 1 × CPU", "train.py              the script", "templates/      what both")
+OUTPUT = ("one_device on 1 × CPU", "train.py              the script", "preprocess gives other")
 
 # Programs: what stands in backquotes and begins with one of them is a command too.
-PROGRAMS = r"(?:[A-Z_]+='?[^`]*? )?(?:uv|uvx|python3?|cookiecutter|kubectl) [^`]+"
+PROGRAMS = r"(?:[A-Z_]+='?[^`]*? )?(?:uv|uvx|python3?|kubectl) [^`]+"
 # Of these, what is said to be left alone, or is told of in other words.
 NO_COMMANDS = ("uv run", "kubectl delete -f", "kubectl delete node")
 
@@ -43,8 +43,24 @@ ELSEWHERE = [
     (r"python benchmarks/side_by_side.py", ".ci/run", ["uv run benchmarks/side_by_side.py"]),
     # As a step of the Dockerfile, without what the tests of the project need.
     (r"uv sync", "tests/test_kubernetes.py", ["def test_image_installs", 'word == "RUN"']),
+    (r"python benchmarks/parameter_server.py", "tests/test_parameter_server.py", ["benchmarks"]),
+    (r"python3 -m uv run tests/versions.py", "tests/versions.py", ["def main"]),
+    (r"PROMISES=all .*", "tests/test_promises.py", ['environ.get("PROMISES") == "all"']),
+    (r"uv run train.py --run-dir run-ink", "tests/test_tasks.py", ["test_worked_edit_of_the_fi"]),
     (
-        r"sbatch( --nodes 4)? launch/slurm.sbatch --run-dir run( --epochs 50)?",
+        r"(uv run )?python launch/local.py --ps 2 --workers 2",
+        "tests/test_parameter_server.py",
+        ['FOUR = ("--ps", "2", "--workers", "2")'],
+    ),
+    # Those of a project, which are read from its README there; the others are these once more.
+    (
+        r"for version in v0.1.0 main; do uvx cookiecutter .*|git (merge-file|add) .*update.*"
+        r"|git add .cruft.json .*|uvx cruft .*",
+        "tests/test_update.py",
+        ["commands are those of the project's README", "cruft create", "def read_commands"],
+    ),
+    (
+        r"sbatch( --nodes 4)? launch/slurm.sbatch( --run-dir run)?( --epochs 50)?",
         "tests/test_slurm.py",
         ['"sbatch", "--parsable", *options, "launch/slurm.sbatch", *arguments', "--run-dir"],
     ),
@@ -91,19 +107,18 @@ PAIRS = r"FLAGS_PAIRS=all .*test_flags\.py -k pairs"
 GROW = r"for script in essential complete; do uvx cookiecutter .*; done"
 MERGE = r"git merge-file train\.py \.\./grow/essential/train\.py \.\./grow/complete/train\.py"
 GOLDEN = r"GOLDEN=write .* pytest tests/test_golden\.py"
-RENDERING = r"python3 -m uv run pytest tests/test_rendering\.py"
-QUESTIONS = r"cookiecutter gh:org/template"
+QUESTIONS = r"uvx cookiecutter gh:org/template && cd tf_distribute && uv run train\.py"
 TRAIN = r"uv run train\.py|python train\.py"
 EVALUATE = r"uv run train\.py --mode evaluate"
 PYTEST = r"uv run pytest"
 HELP = r"uv run train\.py --help"
 REPLICAS = r"uv run train\.py --replicas 4"
-LAUNCH = r"uv run python launch/local\.py --workers 2 -- --run-dir run-two"
+LAUNCH = r"uv run python launch/local\.py --workers 2( -- --run-dir run-two)?"
 WORKER = r"TF_CONFIG='.*' uv run train\.py"
 FOLLOW = r"uv run train\.py --mode continuous_evaluate"
 CURVES = r"uvx --with tensorboard tensorboard --logdir run/tensorboard"
 OF_A_TASK = r"uv run train\.py --run-dir run-(bert|fashion) .*"
-EXECUTED = [FIRST, FAULTS, PAIRS, GROW, MERGE, GOLDEN, RENDERING, QUESTIONS, TRAIN, EVALUATE]
+EXECUTED = [FIRST, FAULTS, PAIRS, GROW, MERGE, GOLDEN, QUESTIONS, TRAIN, EVALUATE]
 EXECUTED += [PYTEST, HELP, REPLICAS, LAUNCH, WORKER, FOLLOW, CURVES, OF_A_TASK]
 
 
@@ -144,9 +159,10 @@ def test_each_block_of_python_is_executed(readmes):
             if language:
                 assert language == "python", f"{name}: {block}"
                 # The one with the export is executed by test_example_of_the_readme_predicts, the
-                # others, an edit, by test_edit_to_fashion_mnist.
-                [mark] = [x for x in ("export", "fashion_mnist", "28, 28") if x in block]
-                assert f'"{mark}" in' in tests
+                # others, edits, by test_edit_to_fashion_mnist and test_worked_edit_….
+                marks = ("export", "fashion_mnist", "28, 28", "def preprocess")
+                [mark] = [x for x in marks if x in block]
+                assert f'"{mark}" in' in tests or f"({mark}" in tests
             elif block.startswith("checkpoint = "):
                 assert block == CHECKPOINT, name
     for test in ("test_example_of_the_readme_predicts", "test_edit_to_fashion_mnist"):
@@ -255,7 +271,7 @@ def test_first_command_renders_and_trains(execute, root, readmes):
     assert (root / "demo" / "tf_distribute" / "run" / "export").is_dir()
 
 
-@pytest.mark.parametrize("pattern", [FAULTS, PAIRS, RENDERING])
+@pytest.mark.parametrize("pattern", [FAULTS, PAIRS])
 def test_commands_of_the_tests_find_their_tests(pattern, execute, root, readmes):
     # They take minutes or hours: their files, options and variables are what is looked at.
     command = find_command(readmes[""], pattern)
@@ -275,13 +291,13 @@ def test_command_writes_the_golden_files_anew(execute, root, readmes):
 
 
 def test_cookiecutter_asks_as_many_questions_as_is_said(execute, readmes, tmp_path):
-    numbers = ["no", "one", "two", "three", "four", "five", "six", "seven"]
+    numbers = ["No", "One", "Two", "Three", "Four", "Five", "Six", "Seven"]
     count = len(read_questions())
-    command = find_command(readmes[""], QUESTIONS)
-    assert f"`{command}` asks {numbers[count]} questions" in " ".join(readmes[""].split())
-    output = execute(f"yes '' | {command.replace('cookiecutter', 'uvx cookiecutter', 1)}", tmp_path)
+    assert f"{numbers[count]} questions, a title, a folder's name," in readmes[""]
+    output = execute(f"yes '' | {find_command(readmes[''], QUESTIONS)}", tmp_path)
     assert f"[{count}/{count}]" in output
-    assert (tmp_path / "tf_distribute" / "train.py").is_file()
+    assert "written to run" in output
+    assert (tmp_path / "tf_distribute" / "run" / "export").is_dir()
 
 
 @pytest.mark.parametrize("name", ["", "tabular_regression"])
