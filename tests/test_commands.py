@@ -253,7 +253,9 @@ def project(render, tmp_path):
     """Return a function that gives the folder of a project with few data, and its README."""
 
     def render_project(task="image_classification", **answers):
-        folder = render(tmp_path / "x", task=task, project_slug=SLUG, **answers)
+        folder = render(
+            tmp_path / "-".join(["x", *answers.values()]), task=task, project_slug=SLUG, **answers
+        )
         edit(folder / "train.py", folder, FEW_OF[task])
         return folder, (folder / "README.md").read_text(encoding="utf-8")
 
