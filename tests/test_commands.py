@@ -43,7 +43,11 @@ ELSEWHERE = [
     (r"python benchmarks/side_by_side.py", ".ci/run", ["uv run benchmarks/side_by_side.py"]),
     # As a step of the Dockerfile, without what the tests of the project need.
     (r"uv sync", "tests/test_kubernetes.py", ["def test_image_installs", 'word == "RUN"']),
-    (r"python benchmarks/parameter_server.py", "tests/test_parameter_server.py", ["benchmarks"]),
+    (
+        r"python benchmarks/parameter_server.py",
+        ".ci/run",
+        ["uv run benchmarks/parameter_server.py"],
+    ),
     (r"python3 -m uv run tests/versions.py", "tests/versions.py", ["def main"]),
     (r"PROMISES=all .*", "tests/test_promises.py", ['environ.get("PROMISES") == "all"']),
     (r"uv run train.py --run-dir run-ink", "tests/test_tasks.py", ["test_worked_edit_of_the_fi"]),
@@ -153,16 +157,17 @@ def test_each_command_is_executed(readmes):
 
 
 def test_each_block_of_python_is_executed(readmes):
-    tests = (TEMPLATE / "tests" / "test_tasks.py").read_text(encoding="utf-8")
+    files = [TEMPLATE / "tests" / f"test_{name}.py" for name in ("tasks", "parameter_server")]
+    tests = "".join(file.read_text(encoding="utf-8") for file in files)
     for name, text in readmes.items():
         for language, block in read_blocks(text):
             if language:
                 assert language == "python", f"{name}: {block}"
                 # The one with the export is executed by test_example_of_the_readme_predicts, the
-                # others, edits, by test_edit_to_fashion_mnist and test_worked_edit_….
-                marks = ("export", "fashion_mnist", "28, 28", "def preprocess")
+                # others are edits.
+                marks = ("export", "fashion_mnist", "28, 28", "def preprocess", "SplitEmbedding(")
                 [mark] = [x for x in marks if x in block]
-                assert f'"{mark}" in' in tests or f"({mark}" in tests
+                assert mark in tests
             elif block.startswith("checkpoint = "):
                 assert block == CHECKPOINT, name
     for test in ("test_example_of_the_readme_predicts", "test_edit_to_fashion_mnist"):
