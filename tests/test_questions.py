@@ -379,7 +379,7 @@ def test_template_can_be_checked_out_anywhere():
     assert "cookiecutter.json" in paths
     assert_portable(paths)
     for path in paths:
-        if not path.endswith(".png"):
+        if not path.endswith((".png", ".gif")):
             assert b"\r" not in (TEMPLATE / path).read_bytes(), path
     assert "* text=auto eol=lf" in (TEMPLATE / ".gitattributes").read_text(encoding="utf-8")
 

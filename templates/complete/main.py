@@ -12,6 +12,7 @@ def main(argv=None):
     SCHEDULE, WARMUP_STEPS, PRECISION = args.schedule, args.warmup_steps, args.precision
     ACCUMULATION_STEPS, CLIP_NORM = args.accumulation_steps, args.clip_norm
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
+    taken |= (run_dir / "train.py").is_dir()
     odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
     if odd or taken or "://" in args.run_dir or run_dir.is_file():
         refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
