@@ -241,7 +241,9 @@ def execute(tmp_path_factory):
 
 def copy_template(folder):
     """Copy what a checkout of the template has."""
-    ignored = shutil.ignore_patterns(".git", "__pycache__", "demo", ".venv", ".*_cache", "*.png", "*.gif")
+    ignored = shutil.ignore_patterns(
+        ".git", "__pycache__", "demo", ".venv", ".*_cache", "*.png", "*.gif"
+    )
     shutil.copytree(TEMPLATE, folder, ignore=ignored)
 
 
