@@ -37,6 +37,7 @@ KEYS = [
     (r"\(digits\): $", "\r"),
     (r"Worked example[\s\S]*\(1\): $", "\r"),
     (r"How much[\s\S]*\(1\): $", "\r"),
+    (r"How several[\s\S]*\(1\): $", "\r"),
     (r"Job file[\s\S]*\(1\): $", "\r"),
     (r"\$ $", "cd digits && python train.py\r"),
     (r"epoch +12/30", "\x03"),  # Ctrl-C
