@@ -9,6 +9,7 @@ def create_managers():
     return {"best": manager(best, folder / "best", 1), "last": manager(last, folder / "last", 3)}
 
 
+# {% block are_finite %}
 @tf.function
 def are_finite():
     kept = managers["last"].checkpoint
@@ -16,6 +17,8 @@ def are_finite():
     return tf.reduce_all([tf.math.is_finite(x) for x in sums if x.dtype.is_floating])
 
 
+# {% endblock %}
+# {% block save %}
 def save(which):
     """Has the chief write a checkpoint."""
     if WORKER == 0:  # counted by the step: files don't differ by how often a run was stopped
@@ -23,6 +26,7 @@ def save(which):
         managers[which].save(checkpoint_number=state["step"].numpy())
 
 
+# {% endblock %}
 def find_checkpoint(which):
     """Returns the newest one's path, or None; not by TensorFlow's list: a kill leaves it behind."""
     paths = (x for x in run_dir.glob(f"checkpoints/{which}/ckpt-*.index") if x.stem[5:].isdigit())
@@ -31,8 +35,10 @@ def find_checkpoint(which):
     return max(whole, key=lambda x: int(x.name[5:]), default=None)
 
 
+# {% block restore %}
 def restore(which):
     """Restores the newest checkpoint, if any, and each replica's random state. Returns the step."""
+    # {% endblock %}
     path = find_checkpoint(which)
     if which == "best" and not path:
         refuse(f"--run-dir {run_dir} has no best checkpoint; train it first, or put it back")
@@ -42,8 +48,14 @@ def restore(which):
     except Exception as error:  # of half a dozen kinds, by what is cut short, flipped, or unlike
         reason = str(error).partition("\n")[0]
         refuse(f"{path} is damaged, or not of this model ({reason}); name another --run-dir")
+    # {% block random_state %}
     seed_replicas()
+    # {% endblock %}
     return int(state["step"].numpy())
 
 
+# {%- block seed_replicas +%}
+
+
 # {% include "random_state.py" %}
+# {% endblock %}

@@ -1,14 +1,5 @@
-def create_managers():
-    """Returns the checkpoints' managers, of variables by position: two layers may have one name."""
-    weights = [x for each in tf.nest.flatten(model) for x in each.variables]
-    slots = [x.value for each in tf.nest.flatten(optimizer) for x in each.variables]
-    kept = {"model": [x.value for x in weights], "names": tf.Variable([x.path for x in weights])}
-    best = tf.train.Checkpoint(step=state["step"], **kept)
-    last = tf.train.Checkpoint(**state, **kept, optimizer=slots)
-    folder, manager = run_dir / "checkpoints", tf.train.CheckpointManager
-    return {"best": manager(best, folder / "best", 1), "last": manager(last, folder / "last", 3)}
-
-
+# {% extends "checkpoints.py" %}
+# {% block are_finite %}
 @tf.function
 def are_finite():
     kept, finite = managers["last"].checkpoint, []
@@ -19,6 +10,8 @@ def are_finite():
     return tf.reduce_all(finite)
 
 
+# {% endblock %}
+# {% block save %}
 def save(which):
     """Has each server write its part of a checkpoint, and puts them together."""
     # Counted by the step: files don't differ by how often a run was stopped.
@@ -26,23 +19,14 @@ def save(which):
     managers[which].save(checkpoint_number=state["step"].numpy())
 
 
-def find_checkpoint(which):
-    """Returns the newest one's path, or None; not by TensorFlow's list: a kill leaves it behind."""
-    paths = run_dir.glob(f"checkpoints/{which}/ckpt-*.index")
-    magic = b"W\xfb\x80\x8b$uG\xdb"  # at the end of an index that no kill has cut short
-    whole = (x.with_suffix("") for x in paths if x.read_bytes().endswith(magic))
-    return max(whole, key=lambda x: int(x.name[5:]), default=None)
-
-
+# {% endblock %}
+# {% block restore %}
 def restore(which):
     """Restores the newest checkpoint, if any. Returns the step."""
-    path = find_checkpoint(which)
-    if which == "best" and not path:
-        refuse(f"--run-dir {run_dir} has no best checkpoint; train it first, or put it back")
-    try:
-        if path:
-            managers[which].checkpoint.restore(str(path)).assert_consumed()
-    except Exception as error:  # of half a dozen kinds, by what is cut short, flipped, or unlike
-        reason = str(error).partition("\n")[0]
-        refuse(f"{path} is damaged, or not of this model ({reason}); name another --run-dir")
-    return int(state["step"].numpy())
+    # {% endblock %}
+
+
+# {% block random_state %}
+# {% endblock %}
+# {% block seed_replicas +%}
+# {% endblock %}

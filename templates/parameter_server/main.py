@@ -10,7 +10,8 @@ def main(argv=None):
     LEARNING_RATE, SEED, run_dir = args.learning_rate, args.seed, Path(args.run_dir)
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
     taken |= (run_dir / "train.py").is_dir()
-    if "://" in args.run_dir or (run_dir.exists() and not run_dir.is_dir()) or taken:
+    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
+    if odd or taken or "://" in args.run_dir or run_dir.is_file():
         refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
     cluster, job, index = read_tf_config()
     if job in ("worker", "ps"):

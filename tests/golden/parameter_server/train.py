@@ -571,7 +571,7 @@ def save(which):
 
 def find_checkpoint(which):
     """Returns the newest one's path, or None; not by TensorFlow's list: a kill leaves it behind."""
-    paths = run_dir.glob(f"checkpoints/{which}/ckpt-*.index")
+    paths = (x for x in run_dir.glob(f"checkpoints/{which}/ckpt-*.index") if x.stem[5:].isdigit())
     magic = b"W\xfb\x80\x8b$uG\xdb"  # at the end of an index that no kill has cut short
     whole = (x.with_suffix("") for x in paths if x.read_bytes().endswith(magic))
     return max(whole, key=lambda x: int(x.name[5:]), default=None)
@@ -718,7 +718,8 @@ def main(argv=None):
     LEARNING_RATE, SEED, run_dir = args.learning_rate, args.seed, Path(args.run_dir)
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
     taken |= (run_dir / "train.py").is_dir()
-    if "://" in args.run_dir or (run_dir.exists() and not run_dir.is_dir()) or taken:
+    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
+    if odd or taken or "://" in args.run_dir or run_dir.is_file():
         refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
     cluster, job, index = read_tf_config()
     if job in ("worker", "ps"):
