@@ -1,8 +1,8 @@
 def read_tf_config():
     """Returns the index of this worker and the addresses of all, from TF_CONFIG. The chief is 0."""
     try:
-        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
-        if config == {}:
+        os.environ["TF_CONFIG"] = os.environ.get("TF_CONFIG") or "{}"  # TensorFlow can't read ""
+        if (config := json.loads(os.environ["TF_CONFIG"])) == {}:
             return 0, ["localhost"]
         cluster, job, index = config["cluster"], config["task"]["type"], config["task"]["index"]
         # {% block evaluator %}

@@ -1,16 +1,17 @@
 """Hostile input, made up by chance: answers, command lines, TF_CONFIGs and run directories.
 
 Whatever it is, it is taken as text or refused in words, with the designed exit code and no
-traceback, and what is refused touches nothing. A sample runs each time, by FAULTS_SEED; this runs
-500 answers, 300 command lines and 200 damages:
+traceback, and what is refused touches nothing. A sample runs each time, the same one unless
+FAULTS_SEED is set; this runs 500 answers, 300 command lines and 200 damages, others each time:
 
-    HOSTILE=all python3 -m uv run pytest tests/test_hostile.py
+    HOSTILE=all FAULTS_SEED=$RANDOM python3 -m uv run pytest tests/test_hostile.py
 """
 
 import ast
 import contextlib
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -26,7 +27,6 @@ import pytest
 from click.testing import CliRunner
 from conftest import (
     FEW_OF,
-    SEED,
     TEMPLATE,
     as_constant,
     edit,
@@ -43,6 +43,7 @@ from jinja2.exceptions import TemplateError
 from test_rendering import FILES, HOSTILE_PIECES, assert_ruff_clean, load_hook, read_command
 
 ALL = os.environ.get("HOSTILE") == "all"
+SEED = int(os.environ.get("FAULTS_SEED", 0))
 
 # Of each kind, how many a test runs: the first is a sample for the short set.
 ANSWERS = [20, *([120] * 4 if ALL else [60])]
@@ -50,6 +51,12 @@ PROCESSES = [2, 18] if ALL else [2, 6]
 LINES = [10, *([70] * 4 if ALL else [20])]
 CONFIGS = [10, *([45] * 2 if ALL else [15])]
 DAMAGES = [6, *([47] * 2 if ALL else [10])]
+
+
+@pytest.fixture
+def chance(request):
+    """Return the random numbers of a test."""
+    return random.Random(f"{SEED} {request.node.name}")
 
 
 def parts(counts):
@@ -390,6 +397,8 @@ def try_line(script, folder, line, env=None):
     if env and code == -signal.SIGTERM:  # the essential one, while TensorFlow waits for a worker
         code = 143
     is_taken = bool(env) and "Could not start gRPC server" in errors
+    # Of the essential script, which has TensorFlow write its files, as of a full disk.
+    is_taken |= "errors_impl.PermissionDeniedError: " in errors
     is_line = len(errors.splitlines()) == 1
     begin = {0: "", 1: "train.py: stopped: ", 2: "train.py: error: "}.get(code, "")
     wrongs = {

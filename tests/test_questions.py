@@ -11,6 +11,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -81,10 +82,16 @@ class Terminal:
             stdout=its_end,
             stderr=its_end,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # for Ctrl-C to reach it
+            preexec_fn=self.take_terminal,
         )
         os.close(its_end)
         self.shown, self.read = "", b""
+
+    @staticmethod
+    def take_terminal():
+        """Have Ctrl-C reach the command, and end it, also where the tests run in the background."""
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def read_until(self, *texts):
         """Read until one of the texts is shown. Return what was, up to there."""

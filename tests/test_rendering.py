@@ -709,6 +709,7 @@ def test_command_names_the_checkout_and_every_answer():
         "project_slug": "Y",
         "task": "text_classification",
         "script": "essential",
+        "distribution": "synchronous",
         "cluster": "none",
         "_template": "gh:owner/template",
         "_output_dir": "/some folder",
@@ -719,7 +720,7 @@ def test_command_names_the_checkout_and_every_answer():
     assert shlex.split(command) == [
         *("cookiecutter", "gh:owner/template", "--no-input", "--output-dir", "/some folder"),
         *("--checkout", "v1.0", "project_name=x", "project_slug=y", "task=text_classification"),
-        *("script=essential", "cluster=none"),
+        *("script=essential", "distribution=synchronous", "cluster=none"),
     ]
 
 
