@@ -262,7 +262,7 @@ def test_flags_that_change_no_result(task, projects, tmp_path):
 CUT = ("[1257, 1527]", '[int(os.environ["CUT"]), 1527]')
 ORDER = ("np.random.default_rng(0)", 'np.random.default_rng(int(os.environ["ORDER"]))')
 OTHER_FLAG = ('add("--jit-compile", ', 'add("--compile", ')
-VERSION = ('["python"] = sys.version.split()[0]', '["python"] = "3.9.0"')
+VERSION = ('{"python": sys.version.split()[0]}', '{"python": "3.9.0"}')
 
 # What differs: the second worker's flags, its variables, an edit of its script; and what is said.
 UNLIKE = {

@@ -194,7 +194,8 @@ def test_what_fails_is_not_requeued(flags, code, words, project, slurm):
     job = submit(slurm, folder, *flags, "--run-dir", folder / "run")
     shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
     assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", code, "0")
-    assert words in "".join(read_logs(folder, job)[1:])
+    # Slurm may write the end of a log after that of the job.
+    wait_until(lambda: words in "".join(read_logs(folder, job)[1:]), words, seconds=20)
 
 
 @needs_slurm
