@@ -340,7 +340,7 @@ PATHS = [
     *("run", "file", "file/run", "other", "empty", ".", "", "..", "a/b/c", "ü 日本", "x" * 300),
     *("y" * 10_000, "gs://bucket/run", "http://x/y", "~", "$HOME", "%s", "{}", "{x!r}", "a'b\"c"),
     *("/proc/run", "/dev/null", "two\nlines", "\x1b[31mred", "\udcff", "loop", "dangling"),
-    *("-", "*", "closed", "closed/run", "/nowhere/../run", "\u202e", " ", "run[1]"),
+    *("-", "*", "closed", "closed/run", "nowhere/../run", "\u202e", " ", "run[1]"),
 ]
 HOSTILE = [*CODE, *MARKS, "--", "-", "---", "--=x", "=", "@file", "--help=1", "-hh", "\ud800x"[1:]]
 

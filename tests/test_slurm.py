@@ -189,7 +189,7 @@ def test_cancelled_job_is_saved_and_not_requeued(size, project, slurm):
 def test_what_fails_is_not_requeued(flags, code, words, project, slurm):
     folder = project()
     if flags is None:
-        (folder / "train.py").write_text("import os\nos.execv('/nowhere', ['x'])\n")
+        (folder / "train.py").write_text("import os\nos.execv('/no/such/program', ['x'])\n")
         flags = ()
     job = submit(slurm, folder, *flags, "--run-dir", folder / "run")
     shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
