@@ -1,6 +1,5 @@
 class Adam(keras.optimizers.Adam):
-    """Keras's Adam (with `weight_decay`, its AdamW), whose update is one operation instead of a
-    dozen passes over memory. Either goes on with the other's checkpoints."""
+    """Keras's Adam (with `weight_decay`, AdamW) as one operation; each reads the other's state."""
 
     def update_step(self, gradient, variable, learning_rate):
         if self.amsgrad:  # which the operation doesn't know

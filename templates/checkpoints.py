@@ -5,8 +5,11 @@ def create_managers():
     kept = {"model": [x.value for x in weights], "names": tf.Variable([x.path for x in weights])}
     best = tf.train.Checkpoint(step=state["step"], **kept)
     last = tf.train.Checkpoint(**state, **kept, optimizer=slots)
-    folder, manager = run_dir / "checkpoints", tf.train.CheckpointManager
-    return {"best": manager(best, folder / "best", 1), "last": manager(last, folder / "last", 3)}
+    folder, keep = run_dir / "checkpoints", tf.train.CheckpointManager
+    try:
+        return {"best": keep(best, folder / "best", 1), "last": keep(last, folder / "last", 3)}
+    except Exception as error:  # about TensorFlow's lists of what is there
+        refuse(f"{folder}: best/checkpoint or last/checkpoint is damaged ({error}); remove it")
 
 
 # {% block are_finite %}

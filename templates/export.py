@@ -1,7 +1,6 @@
 # {% block head %}
 def export(folder, examples):
-    """Writes a SavedModel of (what `fetch` puts first), and model.keras of (the features).
-    Of several models, the SavedModel runs the first; the others are in model_2.keras, …."""
+    """Writes the first model for serving, of what `fetch` puts first, and each as .keras."""
     weights = [x.numpy() for each in tf.nest.flatten(model) for x in each.variables]
     # {% endblock %}
     keras.utils.clear_session()  # so that layers count from 1

@@ -5,7 +5,6 @@
 """{{ cookiecutter.project_name | replace('\\', '\\\\') | replace('"', '\\"') }}: the same numbers on any device.
 
     uv run train.py                     train, or go on where the last checkpoint stands
-    uv run train.py --help              all flags
     uv run train.py --replicas 4        rehearse four replicas on this machine's CPU
     uv run train.py --mode evaluate     the best checkpoint of the run, on the test split
     TF_CONFIG='{"cluster": ...}' uv run train.py     be one worker of several: see README.md

@@ -41,7 +41,7 @@ def create_datasets() -> list[tf.data.Dataset]:
 
 
 def fetch(batch: tuple) -> tuple:
-    """Returns what `preprocess` gets of examples; the exported model, the first part."""
+    """Reads what the examples point to. The first part of it is what the exported model takes."""
     # TODO(you): read what doesn't fit in memory: `tf.map_fn(tf.io.read_file, paths), labels`, say.
     return batch
 
@@ -99,5 +99,5 @@ def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Te
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
     if regularization := [x for each in tf.nest.flatten(model) for x in each.losses]:
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # all replicas have it
+        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # its share
     return loss

@@ -9,17 +9,17 @@ def main(argv=None):
     GLOBAL_BATCH_SIZE, EPOCHS = args.global_batch_size, args.epochs
     LEARNING_RATE, SEED, run_dir = args.learning_rate, args.seed, Path(args.run_dir)
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
-    taken |= (run_dir / "train.py").is_dir()
-    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
-    if odd or taken or "://" in args.run_dir or run_dir.is_file():
-        refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
+    inner = (*run_dir.glob("checkpoints/**/"), *run_dir.glob("tensorboard/**/"))
+    closed = [x for x in inner if not os.access(x, 5 if args.mode == "evaluate" else 7)]
+    odd = not args.run_dir.isprintable() or set("[\\") & set(run_dir.as_posix())  # TensorFlow globs
+    if taken or closed or odd or (run_dir / "train.py").is_dir() or "://" in args.run_dir:
+        refuse(f"--run-dir {args.run_dir} has ://, [, \\, closed or others' files; name another")
     WORKER, addresses = read_tf_config()
     WORKERS = len(addresses)
     strategy, strategy_name, DEVICE = create_strategy()
     on_signals(lambda *_: os._exit(143))
     replicas = strategy.num_replicas_in_sync
-    if rest := GLOBAL_BATCH_SIZE % replicas:
-        below = GLOBAL_BATCH_SIZE - rest
+    if (below := GLOBAL_BATCH_SIZE // replicas * replicas) < GLOBAL_BATCH_SIZE:
         nearest = f"{replicas} replicas can share {below or 2 * replicas} or {below + replicas}"
         refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} won't do: {nearest}")
     if args.deterministic:
@@ -49,7 +49,7 @@ def main(argv=None):
     path = find_checkpoint("best" if args.mode == "evaluate" else "last")
     lines = check_run(config) if args.mode == "train" and path else []
     # {% if cookiecutter.task == "text_classification" %}
-    if WORKER == 0 and not path:  # of a start that saved nothing
+    if WORKER == 0 and args.mode == "train" and not path:  # of a start that saved nothing
         (run_dir / "vocabulary.txt").unlink(missing_ok=True)
     # {% endif %}
 
@@ -92,11 +92,10 @@ def main(argv=None):
     resumed = f", resumed at step {step} from {path}" if path else ""
     say(f"{strategy_name} on {replicas} × {DEVICE}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
-    # 5. Train, loop by loop. A run that resumes at the end of an epoch begins with its validation.
+    # 5. Train, in loops of nearly equal length. Resumed at an epoch's end, it validates first.
     signals = []  # of which Python hears between loops
     on_signals(lambda number, _: signals.append(number))
     iterator, _ = distribute(*sets["train"], training=True, first_step=step)
-    # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
     started, trained, epoch_ends = time.monotonic(), "", step > 0 and step % STEPS_PER_EPOCH == 0
     while True:
@@ -164,10 +163,11 @@ def run(argv=None):
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError):
         print("train.py: stopped: a worker is lost; start all workers again", file=sys.stderr)
         code = 143
-    except Exception as error:
-        code = 1 + (isinstance(error, OSError) and run_dir in Path(f"{error.filename}/x").parents)
-        told = f"train.py: error: --run-dir {run_dir}: {error}; name another"
-        print(told, file=sys.stderr) if code == 2 else sys.excepthook(*sys.exc_info())
+    except Exception as error:  # about a file of the run, or a port; or a bug
+        of_run = run_dir in Path(f"{getattr(error, 'filename', 0)}/x").parents[:-1]
+        cause = f"--run-dir {run_dir}" if of_run else "gRPC server" in str(error) and "TF_CONFIG"
+        told, code = f"train.py: error: {cause}: {error}; name another", 2 if cause else 1
+        print(told, file=sys.stderr) if cause else sys.excepthook(*sys.exc_info())
     if code:
         time.sleep(WORKERS > 1)  # others may still ask this one for its part of the last sum
         os._exit(code)  # Python's own end would wait for other workers

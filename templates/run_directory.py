@@ -1,6 +1,6 @@
 # {% block read_log %}
 def read_log():
-    """Returns the lines of the log, less one that a kill has cut short."""
+    """Returns the lines of the log that make sense: a kill may have cut the last one short."""
     path = run_dir / "metrics.jsonl"
     texts = path.read_text("utf-8").splitlines() if path.exists() else []
     lines = [json.loads(text) for text in texts if text.endswith("}")]

@@ -1,3 +1,5 @@
+# {% block count %}
+# {% endblock %}
 def update_metrics(metrics, labels, predictions, sample_weight):
     # TODO(you): what each of them looks at, where labels or predictions have several parts.
     for metric in metrics:
@@ -6,14 +8,14 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 
 def compute_gradients(batch):
     """Returns one replica's part of the loss, [], and its gradients; counts it in the metrics."""
-    # TODO(you): of several models, `generator, discriminator = model`, a tuple of gradients.
+    # TODO(you): with several models, a tape for each; return a tuple of their gradients.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # by a LossScaleOptimizer; else the loss
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    weights = model.trainable_variables  # of what gets no gradient it is 0: None has no sum
+    weights = model.trainable_variables  # some may get no gradient, and replicas can't sum None
     return loss, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
 
 
@@ -26,7 +28,7 @@ def train_step(batch):
 
 
 def evaluation_step(batch, metrics):
-    """Returns the sums of a replica's losses and weights, [2]: it may have no weight but 0."""
+    """Returns the sums of a replica's losses and weights, [2]: with no weight, a mean is NaN."""
     # TODO(you): as in compute_gradients.
     features, labels, sample_weight = batch
     predictions = model(features, training=False)
@@ -43,6 +45,7 @@ def test_step(batch):
     return evaluation_step(batch, test_metrics)
 
 
+# {% block distributed_steps %}
 def distributed_train_step(batch):
     return strategy.reduce("SUM", strategy.run(train_step, args=(batch,)), axis=None)
 
@@ -53,3 +56,6 @@ def distributed_validation_step(batch):
 
 def distributed_test_step(batch):
     return strategy.reduce("SUM", strategy.run(test_step, args=(batch,)), axis=None)
+
+
+# {%- endblock +%}

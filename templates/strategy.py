@@ -12,7 +12,7 @@ def create_strategy():
         refuse("--strategy tpu finds no TPU; set TPU_NAME, or take another strategy")
     if WORKERS > 1 and name != "multi_worker":
         refuse(f"--strategy {name} is for one worker, but TF_CONFIG has {WORKERS}; unset either")
-    if name == "multi_worker" and os.environ.get("TF_CONFIG", "") in ("", "{}"):
+    if name == "multi_worker" and os.environ["TF_CONFIG"] == "{}":
         refuse("--strategy multi_worker reads TF_CONFIG, which is not set; README.md shows how")
     if name == "tpu":
         connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
@@ -32,6 +32,6 @@ def create_strategy():
         parts = [tf.config.LogicalDeviceConfiguration()] * replicas
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
-    if name == "mirrored":
-        return tf.distribute.MirroredStrategy(devices), name, kind
-    return tf.distribute.OneDeviceStrategy(devices[0]), name, kind
+    several, one = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy
+    how = tf.distribute.ReductionToOneDevice() if replicas == 2 else None  # of more, other bits
+    return several(devices, how) if name == "mirrored" else one(devices[0]), name, kind

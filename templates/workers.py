@@ -7,9 +7,9 @@ def read_tf_config():
         cluster, job, index = config["cluster"], config["task"]["type"], config["task"]["index"]
         # {% block evaluator %}
         # {% endblock %}
-        tf.train.ClusterSpec(cluster).task_address(job, int(str(index)))
-        if set(cluster) - {"chief", "worker"}:
-            raise ValueError(f"the jobs should be chief and worker, not {', '.join(cluster)}")
+        address = tf.train.ClusterSpec(cluster).task_address(job, int(str(index)))  # not True, 1.0
+        if set(cluster) - {"chief", "worker"} or not 0 < int(address.rpartition(":")[2]) < 65536:
+            raise ValueError(f"chief, worker, ports < 65536, not {', '.join(cluster)}, {address}")
         chiefs = cluster.get("chief", [])
         return index + len(chiefs) * (job == "worker"), chiefs + cluster.get("worker", [])
     except Exception as error:  # of half a dozen kinds

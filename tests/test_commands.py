@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import versions
 import yaml
 from conftest import (
     FEW_OF,
@@ -26,6 +27,7 @@ from conftest import (
     read_questions,
     write_user_config,
 )
+from versions import Runs
 
 SLUG = "a_project"
 
@@ -48,7 +50,8 @@ ELSEWHERE = [
         ".ci/run",
         ["uv run benchmarks/parameter_server.py"],
     ),
-    (r"python3 -m uv run tests/versions.py", "tests/versions.py", ["def main"]),
+    # For the versions of these tests alone; others take environments of some 2 GB each.
+    (r"python3 -m uv run tests/versions.py", "tests/test_commands.py", ["versions.check(Runs("]),
     (r"PROMISES=all .*", "tests/test_promises.py", ['environ.get("PROMISES") == "all"']),
     (r"uv run train.py --run-dir run-ink", "tests/test_tasks.py", ["test_worked_edit_of_the_fi"]),
     (
@@ -164,8 +167,9 @@ def test_each_block_of_python_is_executed(readmes):
             if language:
                 assert language == "python", f"{name}: {block}"
                 # The one with the export is executed by test_example_of_the_readme_predicts, the
-                # others are edits.
+                # others are edits, and a program.
                 marks = ("export", "fashion_mnist", "28, 28", "def preprocess", "SplitEmbedding(")
+                marks += ("FixedShardsPartitioner",)
                 [mark] = [x for x in marks if x in block]
                 assert mark in tests
             elif block.startswith("checkpoint = "):
@@ -389,6 +393,11 @@ def test_command_of_a_task(task, execute, project):
     folder, text = project(task=task)
     output = execute(find_command(text, OF_A_TASK), folder)
     assert "written to run-" in output
+
+
+def test_versions_are_checked(tmp_path):
+    """Those that run the tests, without an environment made for them."""
+    versions.check(Runs(sys.executable, versions.render(tmp_path), tmp_path))
 
 
 def test_commands_of_kubernetes_name_what_is_there(readmes, project):

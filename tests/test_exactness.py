@@ -94,6 +94,18 @@ def test_workers_equal_replicas_to_the_bit(tasks, script, train_once, tmp_path):
     assert any("seed_generator_state" in name for name in names)
 
 
+@pytest.mark.long
+def test_four_workers_equal_four_replicas_to_the_bit(script, train_once, tmp_path):
+    """The order in which sums are rounded counts from three on."""
+    tasks = [("worker", index) for index in range(4)]
+    ends = [finish(worker) for worker in start_workers(edit(script, tmp_path), tasks, *FLAGS)]
+    assert [(code, errors) for code, _, errors in ends] == [(0, "")] * 4
+    expected = train_once(*FLAGS, "--replicas", "4")
+    assert read_numbers(tmp_path / "run") == read_numbers(expected)
+    tensors, expected_tensors = ask_child("tensors", tmp_path / "run", expected)
+    assert tensors == expected_tensors
+
+
 # Takes the way of accelerators: a DistributedIterator, which copies ahead to each device.
 LIKE_ACCELERATORS = (
     "    strategy, strategy_name, DEVICE = create_strategy()\n",

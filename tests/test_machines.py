@@ -12,6 +12,7 @@ import pytest
 import yaml
 from conftest import FLAGS, assert_same_run, edit, environment, finish, wait_for_lines
 from machines import HOSTS, cut_link, start_machines, wait_until
+from test_parameter_server import COUNT, Cluster, assert_each_once, count_steps
 
 PORT = 2222
 REPLICAS = ("--replicas", "2")
@@ -109,6 +110,73 @@ def test_link_that_is_back_soon_changes_no_bit(size, moment, on, render, train_o
         code, output, errors = finish(process)
         assert code == 0, output + errors
     assert_same_run(tmp_path / "run", train_once(*FLAGS, *REPLICAS))
+
+
+@pytest.fixture
+def start_roles(on, render, tmp_path):
+    """Return a function that starts a chief, a server and two workers: some tasks on the second
+    machine, all others on the first."""
+
+    def start_them(*flags, apart):
+        script = render(tmp_path / "roles", distribution="parameter_server") / "train.py"
+        roles = (("chief", 0), ("ps", 0), ("worker", 0), ("worker", 1))
+        cluster, ports = Cluster(script, tmp_path, [COUNT], roles), iter(range(PORT, PORT + 4))
+        cluster.jobs = {}
+        for job, index in roles:
+            address = f"{HOSTS[(job, index) == apart]}:{next(ports)}"
+            cluster.jobs.setdefault(job, []).append(address)
+
+        def begin(script, *flags, env):
+            return subprocess.Popen(
+                on(script.parent.name == "{}-{}".format(*apart), sys.executable, script, *flags),
+                cwd=script.parent,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+            )
+
+        cluster.start(*flags, begin=begin)
+        wait_for_lines(tmp_path / "run", 6, *cluster.processes.values())
+        return cluster
+
+    return start_them
+
+
+@needs_machines
+def test_roles_go_on_when_a_link_is_back_soon(start_roles, on, tmp_path):
+    tasks = start_roles("--epochs", "20", apart=("worker", 1))
+    with cut_link(on):
+        time.sleep(3)
+    ends = tasks.finish()
+    assert {end[0] for end in ends.values()} == {0}, ends
+    steps = [count_steps(tmp_path / f"worker-{index}") for index in (0, 1)]
+    assert_each_once(sum(steps, []), 20, 19)
+
+
+@needs_machines
+def test_run_goes_on_without_a_worker_behind_a_cut_link(start_roles, on, tmp_path):
+    tasks = start_roles("--epochs", "20", apart=("worker", 1))
+    with cut_link(on):
+        began = time.monotonic()
+        ends = tasks.finish()
+        assert time.monotonic() - began < 120  # Linux alone would take 15 minutes
+    assert ends.pop(("worker", 1))[0] == 143
+    assert {end[0] for end in ends.values()} == {0}, ends
+    assert "worker 1 is lost; its steps go to others" in ends["chief", 0][1]
+    steps = [count_steps(tmp_path / f"worker-{index}") for index in (0, 1)]
+    assert_each_once(sum(steps, []), 20, 19)
+
+
+@needs_machines
+def test_roles_end_when_a_server_is_behind_a_cut_link(start_roles, on):
+    tasks = start_roles("--epochs", "500", apart=("ps", 0))
+    with cut_link(on):
+        began = time.monotonic()
+        ends = tasks.finish()
+        assert time.monotonic() - began < 120
+    assert {end[0] for end in ends.values()} == {143}, ends
+    assert ends["chief", 0][2] == "train.py: stopped: a server is lost; start all tasks again\n"
 
 
 @needs_machines

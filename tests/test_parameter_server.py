@@ -25,6 +25,7 @@ from conftest import (
     read_metrics,
     train,
 )
+from test_edits import apply, split_blocks
 
 TASKS = (("chief", 0), ("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1))
 FLAGS = ("--epochs", "3")
@@ -184,6 +185,40 @@ def test_run_ends_well_without_a_lost_worker(cluster, tmp_path):
     assert read_metrics(tmp_path / "run")[-1]["split"] == "test"
 
 
+def test_slow_worker_takes_fewer_steps(cluster, tmp_path):
+    tasks = cluster(COUNT).start("--epochs", "12")
+    folders = [tmp_path / f"worker-{index}" for index in (0, 1)]
+    wait_until(lambda: all(map(count_steps, folders)), tasks["chief", 0])
+    before = [len(count_steps(folder)) for folder in folders]
+    while tasks["chief", 0].poll() is None:  # a tenth of the time is left to it
+        tasks["worker", 1].send_signal(signal.SIGSTOP)
+        time.sleep(0.3)
+        tasks["worker", 1].send_signal(signal.SIGCONT)
+        time.sleep(0.03)
+    ends = tasks.finish()
+    assert {end[0] for end in ends.values()} == {0}, ends
+    assert "is lost" not in ends["chief", 0][1]
+    steps = [count_steps(folder) for folder in folders]
+    fast, slow = (len(taken) - old for taken, old in zip(steps, before, strict=True))
+    assert 0 < 2 * slow < fast
+    assert_each_once(sum(steps, []), 12, 19)
+
+
+def test_worker_that_stands_still_holds_up_no_other_within_a_loop(cluster, tmp_path):
+    flags = ("--epochs", "2", "--global-batch-size", "2", "--steps-per-loop", "1000")
+    tasks = cluster(COUNT).start(*flags)
+    folders = [tmp_path / f"worker-{index}" for index in (0, 1)]
+    wait_until(lambda: all(map(count_steps, folders)), tasks["chief", 0])
+    tasks["worker", 1].send_signal(signal.SIGSTOP)
+    before = len(count_steps(folders[0]))
+    # More than are dealt out at a time, of the 628 of the loop.
+    wait_until(lambda: len(count_steps(folders[0])) > before + 50, tasks["chief", 0])
+    tasks["worker", 1].send_signal(signal.SIGCONT)
+    ends = tasks.finish()
+    assert {end[0] for end in ends.values()} == {0}, ends
+    assert_each_once(sum(map(count_steps, folders), []), 2, 628)
+
+
 @pytest.mark.parametrize("task", [("ps", 1), ("chief", 0)], ids=["ps", "chief"])
 def test_job_goes_on_after_a_server_or_the_chief_was_killed(task, cluster, tmp_path):
     tasks = cluster(COUNT).start("--epochs", "6", "--checkpoint-every-steps", "10")
@@ -332,6 +367,30 @@ def test_diabetes_is_learned(cluster, render, tmp_path_factory):
     assert float(error) < 45.3  # of the baseline
 
 
+@pytest.mark.parametrize("name", ["sample", "gan"])
+def test_first_edits_carry_over(name, cluster, server_script, tmp_path):
+    text, _ = apply(server_script.read_text("utf-8"), split_blocks(name)[0])
+    alone = tmp_path / "train.py"
+    alone.write_text(text, encoding="utf-8")
+    flags = ("--epochs", "1", "--global-batch-size", "16")
+    train(alone, *flags)
+    assert_tested_again(alone, tmp_path / "run")
+    if name == "gan":
+        (tmp_path / "run").rename(tmp_path / "run-alone")  # where the cluster's is
+        cluster(script=alone).train(*flags)
+        assert_tested_again(alone, tmp_path / "run")
+
+
+def assert_tested_again(script, run_dir):
+    """Assert that a script finds in a run what its test line says, where metrics have counted."""
+    line = read_metrics(run_dir)[-1]
+    assert line["split"] == "test"
+    [name] = line.keys() & {"balanced_accuracy", "taken_for_real"}
+    assert 0 < line[name] < 1
+    output = train(script, "--mode", "evaluate", "--run-dir", run_dir)
+    assert f"test loss {line['loss']:.4f} {name} {line[name]:.4f}" in output
+
+
 def read_snippet():
     """Return the layer that the README shows."""
     readme = TEMPLATE / "templates" / "parameter_server" / "README.md"
@@ -365,6 +424,19 @@ def test_embedding_lies_on_both_servers(cluster, tmp_path):
     assert sorted(places[2:]) == sorted([*places[:2], *places[:2]])
     [accuracy] = re.findall(r"\ntest loss \S+ accuracy (\S+)", output)
     assert float(accuracy) > 0.8
+
+
+def test_keras_can_not_train_a_variable_that_is_split(tmp_path):
+    """The program of the README. Once it works, the README's layer has had its day."""
+    readme = (TEMPLATE / "README.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(import keras.*?)```", readme, re.DOTALL)
+    assert "FixedShardsPartitioner" in code
+    for port, free in zip(("2221", "2222", "2223"), find_free_ports(3), strict=True):
+        code = code.replace(f"localhost:{port}", f"localhost:{free}")
+    (tmp_path / "program.py").write_text(code, encoding="utf-8")
+    code, _, errors = finish(fork(tmp_path / "program.py"))
+    assert code == 1
+    assert errors.endswith("AttributeError: 'ShardedVariable' object has no attribute 'handle'\n")
 
 
 def test_proofs_of_the_product_pass(render, tmp_path):

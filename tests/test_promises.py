@@ -234,6 +234,11 @@ PROMISES = ONE_TRUTH | EVALUATION | DATA_ORDER | RESUME | NOTHING_IS_LOST | ERRO
 ALL = os.environ.get("PROMISES") == "all"
 
 
+def test_readme_says_how_many():
+    said = re.findall(r"in (\d+) ways", (TESTS.parent / "README.md").read_text(encoding="utf-8"))
+    assert said == [str(len(PROMISES))]
+
+
 @pytest.mark.parametrize("nth", range(len(PROMISES) if ALL else 4))
 def test_broken_promise_is_seen(nth, chance, tmp_path):
     name = list(PROMISES)[nth] if ALL else chance.choice(list(PROMISES))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import FLAGS, assert_same_run, edit, environment, wait_for_lines
+from conftest import FLAGS, assert_same_run, edit, environment, read_metrics, wait_for_lines
 from machines import Slurm, start_machines, wait_until
 
 REPLICAS = ("--replicas", "2")
@@ -47,9 +47,10 @@ def submit(slurm, project, *arguments, options=()):
     return slurm.run(*command, cwd=project, env=environment(PATH=path))
 
 
-def read_logs(project, job):
+def read_logs(project, job, tasks=2):
     """Return what the job's shell wrote, and each of its tasks."""
-    return [(project / f"slurm-{job}{x}.log").read_text("utf-8") for x in ("", "-0", "-1")]
+    names = [f"slurm-{job}{x}.log" for x in ("", *(f"-{rank}" for rank in range(tasks)))]
+    return [(project / name).read_text("utf-8") for name in names]
 
 
 def find_tasks(run_dir):
@@ -81,10 +82,12 @@ def find_ancestor(pid, generations):
     return pid
 
 
-def test_job_file_is_clean(project):
+@pytest.mark.parametrize("distribution", ["synchronous", "parameter_server"])
+def test_job_file_is_clean(distribution, render, tmp_path):
     if not shutil.which("shellcheck"):
         pytest.skip("shellcheck is not installed")
-    subprocess.run(["shellcheck", "launch/slurm.sbatch"], cwd=project(), check=True)
+    folder = render(tmp_path, cluster="slurm", distribution=distribution)
+    subprocess.run(["shellcheck", "launch/slurm.sbatch"], cwd=folder, check=True)
 
 
 @needs_slurm
@@ -207,3 +210,76 @@ def test_restarts_are_counted(project, slurm):
     shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
     assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "137:0", "1")
     assert "no restart is left" in read_logs(folder, job)[0]
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameter servers: the chief and a server on the first node, two workers on the other
+# --------------------------------------------------------------------------------------------------
+
+ROLES = ("--nodes=2", "--ntasks-per-node=2")
+
+
+@pytest.fixture
+def run_roles(render, slurm, tmp_path_factory):
+    """Return a function that starts a job with roles, and returns its number and folder."""
+    folder = render(
+        tmp_path_factory.mktemp("roles"), cluster="slurm", distribution="parameter_server"
+    )
+
+    def start(*flags):
+        job = submit(slurm, folder, *flags, "--run-dir", folder / "run", options=ROLES)
+        slurm.wait_for(job, "RUNNING")
+        return job, folder
+
+    return start
+
+
+def kill_task(run, rank):
+    """Kill a task of a job by its rank: 0 is the chief, 1 the server, 2 and 3 are workers."""
+    [pid] = [pid for pid in find_tasks(run) if read_variable(pid, "SLURM_PROCID") == str(rank)]
+    os.kill(pid, signal.SIGKILL)
+
+
+@needs_slurm
+def test_job_with_roles_is_completed(run_roles, slurm):
+    job, folder = run_roles("--epochs", "3")
+    shown = slurm.wait_for(job, "COMPLETED", "FAILED")
+    _, chief, *others = logs = read_logs(folder, job, tasks=4)
+    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), logs
+    assert "parameter_server on 2 × worker, 1 × ps" in chief
+    assert "\ntest loss " in chief
+    places = [re.findall(r"^(\w+ \d) serves at (\w+):", log) for log in others]
+    assert places == [[("ps 0", "n1")], [("worker 0", "n2")], [("worker 1", "n2")]]
+    assert read_metrics(folder / "run")[-1]["split"] == "test"
+
+
+@needs_slurm
+def test_killed_server_is_requeued(run_roles, slurm):
+    job, folder = run_roles("--epochs", "60")
+    wait_for_lines(folder / "run", 6)
+    kill_task(folder / "run", 1)
+    wait_until(lambda: slurm.show(job)["Restarts"] == "1", "the restart")
+    shown = slurm.wait_for(job, "COMPLETED", "FAILED")
+    shell, chief, *_ = logs = read_logs(folder, job, tasks=4)
+    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), logs
+    assert shown["Restarts"] == "1"
+    assert "a task ended with 143; restart 1 of 20" in shell
+    [step] = re.findall(r", resumed at step (\d+) from", chief)
+    assert int(step) >= 3 * 19  # a line of training and one of validation each epoch
+    steps = [line["step"] for line in read_metrics(folder / "run") if line["split"] == "train"]
+    assert steps == [19 * (epoch + 1) for epoch in range(60)]
+
+
+@needs_slurm
+def test_killed_worker_alone_starts_again(run_roles, slurm):
+    job, folder = run_roles("--epochs", "200")
+    wait_for_lines(folder / "run", 6)
+    kill_task(folder / "run", 3)
+    wait_until(lambda: "starts again" in read_logs(folder, job, tasks=4)[4], "the second start")
+    shown = slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300)
+    _, chief, _, other, killed = logs = read_logs(folder, job, tasks=4)
+    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), logs
+    assert shown["Restarts"] == "0"
+    assert "worker 1 is lost; its steps go to others" in chief
+    assert (other.count("serves at"), killed.count("serves at")) == (1, 2)
+    assert read_metrics(folder / "run")[-1]["split"] == "test"

@@ -730,6 +730,17 @@ def test_run_keeps_its_own_vocabulary(projects, tmp_path):
     assert others.count(b"\n") != words.count(b"\n")
 
 
+def test_evaluation_that_finds_nothing_leaves_the_vocabulary(render, tmp_path):
+    project = render(tmp_path, task="text_classification", script="essential")
+    script = edit(project / "train.py", tmp_path, FEW_OF["text_classification"])
+    vocabulary = tmp_path / "run" / "vocabulary.txt"
+    vocabulary.parent.mkdir()
+    vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nletter")
+    code, _, errors = finish(fork(script, "--mode", "evaluate"))
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert vocabulary.read_text().endswith("letter")
+
+
 # --------------------------------------------------------------------------------------------------
 # What breaks at size
 # --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ def meet(addresses):
             try:
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 server = stack.enter_context(socket.create_server(("", int(port)), family=family))
-            except (OSError, ValueError) as error:
+            except (OSError, OverflowError, ValueError) as error:
                 refuse(f"TF_CONFIG: the chief can't listen at {addresses[0]} ({error})")
             server.settimeout(0.5)
         while missing:

@@ -12,10 +12,11 @@ def main(argv=None):
     SCHEDULE, WARMUP_STEPS, PRECISION = args.schedule, args.warmup_steps, args.precision
     ACCUMULATION_STEPS, CLIP_NORM = args.accumulation_steps, args.clip_norm
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
-    taken |= (run_dir / "train.py").is_dir()
-    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
-    if odd or taken or "://" in args.run_dir or run_dir.is_file():
-        refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
+    inner = (*run_dir.glob("checkpoints/**/"), *run_dir.glob("tensorboard/**/"))
+    closed = [x for x in inner if not os.access(x, 5 if args.mode == "evaluate" else 7)]
+    odd = not args.run_dir.isprintable() or set("[\\") & set(run_dir.as_posix())  # TensorFlow globs
+    if taken or closed or odd or (run_dir / "train.py").is_dir() or "://" in args.run_dir:
+        refuse(f"--run-dir {args.run_dir} has ://, [, \\, closed or others' files; name another")
     WORKER, addresses = read_tf_config()
     WORKERS = len(addresses)
     if args.mode == "continuous_evaluate" and WORKERS > 1:
@@ -120,9 +121,8 @@ def main(argv=None):
     resumed = f", resumed at step {step} from {path}" if path else ""
     say(f"{strategy_name} on {replicas} × {DEVICE}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
-    # 5. Train, loop by loop. A run that resumes at the end of an epoch begins with its validation.
+    # 5. Train, in loops of nearly equal length. Resumed at an epoch's end, it validates first.
     iterator, _ = distribute(*sets["train"], True, step + state.get("skipped", 0))
-    # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
     started, trained, profiling = time.monotonic(), "", False
     epoch_ends = step > 0 and step % STEPS_PER_EPOCH == 0

@@ -61,8 +61,10 @@ def explain(error):
         names = {f"{job} {index}" for job, index in tasks} - {f"{task['type']} {task['index']}"}
         names = " and ".join(sorted(names)) or "another worker"
         line, code = f"stopped: {names} is lost; start all workers again", 143
-    elif isinstance(error, OSError) and run_dir in Path(f"{error.filename}/x").parents:
-        line, code = f"error: --run-dir {run_dir}: {error}; name another", 2
+    elif "Could not start gRPC server" in text or "port for local server" in text:
+        line, code = "error: TF_CONFIG: TensorFlow can't listen at this worker's address", 2
+    elif run_dir in Path(f"{getattr(error, 'filename', 0)}/x").parents[:-1]:  # a file of it
+        line, code = f"error: --run-dir {run_dir}: {error}; name another folder", 2
     else:
         sys.excepthook(type(error), error, error.__traceback__)
         return 1

@@ -1,10 +1,8 @@
 def parse_arguments(argv):
     style = argparse.RawDescriptionHelpFormatter
+    epilog = "There is no --strategy and no --replicas: TF_CONFIG says what takes part."
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=style,
-        allow_abbrev=False,
-        epilog="There is no --strategy and no --replicas: TF_CONFIG says what takes part.",
+        description=__doc__, epilog=epilog, formatter_class=style, allow_abbrev=False
     )
     parser.error = refuse  # argparse's own prints the usage first
     add = parser.add_argument

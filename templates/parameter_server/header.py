@@ -5,7 +5,6 @@
 """{{ cookiecutter.project_name | replace('\\', '\\\\') | replace('"', '\\"') }}: weights on parameter servers, workers that don't wait.
 
     uv run train.py                     one process: train, or go on from the last checkpoint
-    uv run train.py --help              all flags
     uv run python launch/local.py --ps 2 --workers 2     four processes and a chief, to rehearse
     uv run train.py --mode evaluate     the best checkpoint of the run, on the test split
     TF_CONFIG='{"cluster": ...}' uv run train.py     be the chief, a worker or a server: README.md
@@ -15,7 +14,8 @@ Edit section 3, and maybe 4, at each TODO(you). From cookiecutter-tf-distribute 
 
 # {% if cookiecutter.task == "text_classification" %}
 import argparse
-import collections
+import concurrent.futures
+import contextlib
 import datetime
 import functools
 import json
@@ -33,7 +33,8 @@ from pathlib import Path
 
 # {% else %}
 import argparse
-import collections
+import concurrent.futures
+import contextlib
 import datetime
 import json
 import math

@@ -1,22 +1,23 @@
 def run_loop(distributed_step, metrics, data, first_step, steps, stops=()):
     """Has the workers do the steps from the first on, until `stops` has a signal. Returns how many
     they did, and the loss and the metrics, means over these."""
-    waiting, sums, done = collections.deque(), 0.0, 0
-    for step in range(first_step, first_step + steps):
-        if len(waiting) == 4 * max(1, WORKERS):  # at a worker or next: so many end on a signal
-            sums, done = sums + wait_for(waiting.popleft()), done + 1
-        if stops and step > first_step:
-            break
-        waiting.append(schedule(distributed_step, *data(step)))
-    for each in waiting:
-        sums, done = sums + wait_for(each), done + 1
-    (loss, weight), sums = sums[:2], sums[2:]
+    results, waiting, limit = [], set(), 4 * max(1, WORKERS)  # so many steps end on a signal
+    pool = concurrent.futures.ThreadPoolExecutor(limit)  # no step waits for a slow worker's
+    while (more := len(results) < steps and not (stops and results)) or waiting:
+        if more and len(waiting) < limit:
+            result = schedule(distributed_step, *data(first_step + len(results)))
+            results.append(pool.submit(wait_for, result))
+            waiting.add(results[-1])
+        else:
+            ended, waiting = concurrent.futures.wait(waiting, return_when="FIRST_COMPLETED")
+            [each.result() for each in ended]  # raises the error of a lost server, once
+    (loss, weight), sums = np.split(sum(each.result() for each in results), [2])
     for metric in metrics:
         for variable in metric.variables:
             part, sums = np.split(sums, [variable.shape.num_elements()])
             variable.assign(part.reshape(variable.shape))
     values = {metric.name: float(metric.result()) for metric in metrics}
-    return done, {"loss": float(loss / weight) if weight else 0.0, **values}
+    return len(results), {"loss": float(loss / weight) if weight else 0.0, **values}
 
 
 def train(data, first_step, steps):

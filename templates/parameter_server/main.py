@@ -9,11 +9,14 @@ def main(argv=None):
     GLOBAL_BATCH_SIZE, EPOCHS = args.global_batch_size, args.epochs
     LEARNING_RATE, SEED, run_dir = args.learning_rate, args.seed, Path(args.run_dir)
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
-    taken |= (run_dir / "train.py").is_dir()
-    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
-    if odd or taken or "://" in args.run_dir or run_dir.is_file():
-        refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
+    inner = (*run_dir.glob("checkpoints/**/"), *run_dir.glob("tensorboard/**/"))
+    closed = [x for x in inner if not os.access(x, 5 if args.mode == "evaluate" else 7)]
+    odd = not args.run_dir.isprintable() or set("[\\") & set(run_dir.as_posix())  # TensorFlow globs
+    if taken or closed or odd or (run_dir / "train.py").is_dir() or "://" in args.run_dir:
+        refuse(f"--run-dir {args.run_dir} has ://, [, \\, closed or others' files; name another")
     cluster, job, index = read_tf_config()
+    if cluster:
+        threading.Thread(target=watch_connections, daemon=True).start()
     if job in ("worker", "ps"):
         serve(cluster, job, index)
     WORKERS = len(cluster.get("worker", []))
@@ -33,9 +36,8 @@ def main(argv=None):
     config = {**vars(args), "strategy": strategy_name, "workers": WORKERS}
     git = {"cwd": Path(__file__).parent, "shell": True, "capture_output": True, "text": True}
     commit = subprocess.run("git rev-parse HEAD", **git).stdout.strip() or None
-    versions = {x.__name__: x.__version__ for x in (tf, keras, np)}
-    versions["python"] = sys.version.split()[0]
-    config |= {"train_examples": size, "versions": versions, "git_commit": commit}
+    used = {x.__name__: x.__version__ for x in (tf, keras, np)} | {"python": sys.version.split()[0]}
+    config |= {"train_examples": size, "versions": used, "git_commit": commit}
     # {% if cookiecutter.task == "text_classification" %}
     # The flags of a complete script that check_run compares.
     config |= {"schedule": SCHEDULE, "warmup_steps": WARMUP_STEPS, "precision": "float32"}
@@ -46,15 +48,16 @@ def main(argv=None):
     if args.mode == "train" and job == "chief" and path:
         check_run(config)
     # {% if cookiecutter.task == "text_classification" %}
-    if job == "chief" and not path:  # of a start that saved nothing
+    if job == "chief" and args.mode == "train" and not path:  # of a start that saved nothing
         (run_dir / "vocabulary.txt").unlink(missing_ok=True)
     # {% endif %}
 
     # 4. Create the model and what belongs to it; restore it.
     keras.utils.set_random_seed(SEED)
     loss_object = create_loss_objects(strategy)
-    # On the chief: see `count`.
     train_metrics, validation_metrics, test_metrics = create_metrics(tf.distribute.get_strategy())
+    for metric in (*train_metrics, *validation_metrics, *test_metrics):  # on the chief
+        count(metric)
     model, optimizer = create_model_and_optimizer(strategy)
     with strategy.scope():  # in a traced step it is too late to create variables (keras#23085)
         for each, its in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
@@ -96,10 +99,9 @@ def main(argv=None):
     resumed = f", resumed at step {step} from {path}" if path else ""
     say(f"{strategy_name} on {who}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
-    # 5. Train, loop by loop. A run that resumes at the end of an epoch begins with its validation.
+    # 5. Train, in loops of nearly equal length. Resumed at an epoch's end, it validates first.
     on_signals(request_stop)
     data, _ = distribute(*sets["train"], training=True)
-    # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
     started, trained, epoch_ends = time.monotonic(), "", step > 0 and step % STEPS_PER_EPOCH == 0
     while True:
@@ -157,16 +159,13 @@ def main(argv=None):
 
 def run(argv=None):
     """Runs `main`, and ends the process with its exit code where that isn't 0."""
+    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
+    e = tf.errors
     try:
         code = main(argv)
     except SystemExit as end:
         code = end.code
-    except (
-        tf.errors.UnavailableError,
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.DeadlineExceededError,
-    ):
+    except (e.UnavailableError, e.AbortedError, e.CancelledError, e.DeadlineExceededError):
         print("train.py: stopped: a server is lost; start all tasks again", file=sys.stderr)
         code = 143
     except Exception:
@@ -180,5 +179,4 @@ def run(argv=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     run()

@@ -13,8 +13,7 @@ def create_strategy(cluster):
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     if strategy.num_replicas_in_sync > 1:
         refuse("a worker has several GPUs; start one for each, with its CUDA_VISIBLE_DEVICES")
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    return strategy, coordinator, "parameter_server"
+    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), "parameter_server"
 
 
 def tell_loss(record):

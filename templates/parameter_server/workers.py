@@ -1,4 +1,5 @@
 GRACE = 20  # seconds, from SIGTERM on, for the chief to save what servers and workers hold
+ONE_AT_A_TIME = threading.Lock()  # two calls of the coordinator would race for the error they raise
 
 
 def read_tf_config():
@@ -68,6 +69,19 @@ def serve(cluster, job, index):
     os._exit(0)
 
 
+def watch_connections():
+    """Has Linux end a connection whose other machine is silent for GRACE seconds, as at a cut link:
+    TensorFlow sets no limit, and steps would wait for the 15 minutes that Linux takes by itself."""
+    limits = (("KEEPIDLE", 5), ("KEEPINTVL", 5), ("USER_TIMEOUT", 1000 * GRACE))
+    while True:  # for those that are new
+        for path in filter(Path.is_socket, Path("/proc/self/fd").glob("*")):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as each:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for name, value in limits:
+                    each.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
+        time.sleep(1)
+
+
 def dismiss(cluster):
     """Tells workers and servers that the run is finished. What was lost is not waited for."""
 
@@ -85,7 +99,8 @@ def dismiss(cluster):
 
 
 def schedule(function, *arguments):
-    return coordinator.schedule(function, arguments) if coordinator else function(*arguments)
+    with ONE_AT_A_TIME:
+        return coordinator.schedule(function, arguments) if coordinator else function(*arguments)
 
 
 def wait_for(result):
@@ -94,7 +109,8 @@ def wait_for(result):
         try:
             return result.fetch()
         except tf.errors.OpError:  # its worker was lost with the result: another does it again
-            coordinator.done()  # raises what is not a worker's loss
+            with ONE_AT_A_TIME:
+                coordinator.done()  # raises what is not a worker's loss
             time.sleep(0.1)
     return result.numpy()
 

@@ -397,17 +397,16 @@ def evaluate(run_dir):
     train.test_metrics = train.create_metrics(tf.distribute.get_strategy())[2]
     restore_best(run_dir)
     # {% if cookiecutter.distribution == "parameter_server" %}
-    sums, counted = 0.0, [x for m in train.test_metrics for x in m.variables]
-    for _, batch in read_test_split(batch_size() // 2 + 1):
-        step_sums, *counts = train.test_step(batch)
-        sums = sums + step_sums.numpy().astype("float64")
-        for variable, count in zip(counted, counts, strict=True):
-            variable.assign_add(count)
-    loss, weight = sums
-    # {% else %}
-    sums = [train.test_step(batch) for _, batch in read_test_split(batch_size() // 2 + 1)]
-    loss, weight = (math.fsum(map(float, values)) for values in zip(*sums, strict=True))
+    train.counts.clear()
+    for metric in train.test_metrics:
+        train.count(metric)
     # {% endif %}
+    sums = [train.test_step(batch) for _, batch in read_test_split(batch_size() // 2 + 1)]
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    for variable in (x for metric in train.test_metrics for x in metric.variables):
+        variable.assign(train.counts[id(variable)])
+    # {% endif %}
+    loss, weight = (math.fsum(map(float, values)) for values in zip(*sums, strict=True))
     values = {m.name: float(m.result()) for m in train.test_metrics}
     return {"loss": loss / weight if weight else 0.0, **values}
 

@@ -5,7 +5,6 @@
 """TF Distribute: the same numbers on any device.
 
     uv run train.py                     train, or go on where the last checkpoint stands
-    uv run train.py --help              all flags
     uv run train.py --replicas 4        rehearse four replicas on this machine's CPU
     uv run train.py --mode evaluate     the best checkpoint of the run, on the test split
     TF_CONFIG='{"cluster": ...}' uv run train.py     be one worker of several: see README.md
@@ -97,7 +96,7 @@ def create_datasets() -> list[tf.data.Dataset]:
 
 
 def fetch(batch: tuple) -> tuple:
-    """Returns what `preprocess` gets of examples; the exported model, the first part."""
+    """Reads what the examples point to. The first part of it is what the exported model takes."""
     # TODO(you): read what doesn't fit in memory: `tf.map_fn(tf.io.read_file, paths), labels`, say.
     return batch
 
@@ -161,7 +160,7 @@ def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Te
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
     if regularization := [x for each in tf.nest.flatten(model) for x in each.losses]:
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # all replicas have it
+        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # its share
     return loss
 
 
@@ -176,14 +175,14 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 
 def compute_gradients(batch):
     """Returns one replica's part of the loss, [], and its gradients; counts it in the metrics."""
-    # TODO(you): of several models, `generator, discriminator = model`, a tuple of gradients.
+    # TODO(you): with several models, a tape for each; return a tuple of their gradients.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # by a LossScaleOptimizer; else the loss
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    weights = model.trainable_variables  # of what gets no gradient it is 0: None has no sum
+    weights = model.trainable_variables  # some may get no gradient, and replicas can't sum None
     return loss, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
 
 
@@ -196,7 +195,7 @@ def train_step(batch):
 
 
 def evaluation_step(batch, metrics):
-    """Returns the sums of a replica's losses and weights, [2]: it may have no weight but 0."""
+    """Returns the sums of a replica's losses and weights, [2]: with no weight, a mean is NaN."""
     # TODO(you): as in compute_gradients.
     features, labels, sample_weight = batch
     predictions = model(features, training=False)
@@ -361,8 +360,10 @@ def explain(error):
         names = {f"{job} {index}" for job, index in tasks} - {f"{task['type']} {task['index']}"}
         names = " and ".join(sorted(names)) or "another worker"
         line, code = f"stopped: {names} is lost; start all workers again", 143
-    elif isinstance(error, OSError) and run_dir in Path(f"{error.filename}/x").parents:
-        line, code = f"error: --run-dir {run_dir}: {error}; name another", 2
+    elif "Could not start gRPC server" in text or "port for local server" in text:
+        line, code = "error: TF_CONFIG: TensorFlow can't listen at this worker's address", 2
+    elif run_dir in Path(f"{getattr(error, 'filename', 0)}/x").parents[:-1]:  # a file of it
+        line, code = f"error: --run-dir {run_dir}: {error}; name another folder", 2
     else:
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
@@ -381,9 +382,9 @@ def read_tf_config():
             args.mode = "continuous_evaluate"
             return 0, ["localhost"]
         cluster = {name: x for name, x in cluster.items() if name != "evaluator"}
-        tf.train.ClusterSpec(cluster).task_address(job, int(str(index)))
-        if set(cluster) - {"chief", "worker"}:
-            raise ValueError(f"the jobs should be chief and worker, not {', '.join(cluster)}")
+        address = tf.train.ClusterSpec(cluster).task_address(job, int(str(index)))  # not True, 1.0
+        if set(cluster) - {"chief", "worker"} or not 0 < int(address.rpartition(":")[2]) < 65536:
+            raise ValueError(f"chief, worker, ports < 65536, not {', '.join(cluster)}, {address}")
         chiefs = cluster.get("chief", [])
         return index + len(chiefs) * (job == "worker"), chiefs + cluster.get("worker", [])
     except Exception as error:  # of half a dozen kinds
@@ -411,7 +412,7 @@ def meet(addresses):
             try:
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 server = stack.enter_context(socket.create_server(("", int(port)), family=family))
-            except (OSError, ValueError) as error:
+            except (OSError, OverflowError, ValueError) as error:
                 refuse(f"TF_CONFIG: the chief can't listen at {addresses[0]} ({error})")
             server.settimeout(0.5)
         while missing:
@@ -486,7 +487,7 @@ def create_strategy():
         refuse("--strategy tpu finds no TPU; set TPU_NAME, or take another strategy")
     if WORKERS > 1 and name != "multi_worker":
         refuse(f"--strategy {name} is for one worker, but TF_CONFIG has {WORKERS}; unset either")
-    if name == "multi_worker" and os.environ.get("TF_CONFIG", "") in ("", "{}"):
+    if name == "multi_worker" and os.environ["TF_CONFIG"] == "{}":
         refuse("--strategy multi_worker reads TF_CONFIG, which is not set; README.md shows how")
     if name == "tpu":
         connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
@@ -505,14 +506,13 @@ def create_strategy():
         parts = [tf.config.LogicalDeviceConfiguration()] * replicas
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
-    if name == "mirrored":
-        return tf.distribute.MirroredStrategy(devices), name, kind
-    return tf.distribute.OneDeviceStrategy(devices[0]), name, kind
+    several, one = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy
+    how = tf.distribute.ReductionToOneDevice() if replicas == 2 else None  # of more, other bits
+    return several(devices, how) if name == "mirrored" else one(devices[0]), name, kind
 
 
 class Adam(keras.optimizers.Adam):
-    """Keras's Adam (with `weight_decay`, its AdamW), whose update is one operation instead of a
-    dozen passes over memory. Either goes on with the other's checkpoints."""
+    """Keras's Adam (with `weight_decay`, AdamW) as one operation; each reads the other's state."""
 
     def update_step(self, gradient, variable, learning_rate):
         if self.amsgrad:  # which the operation doesn't know
@@ -1108,10 +1108,11 @@ def main(argv=None):
     SCHEDULE, WARMUP_STEPS, PRECISION = args.schedule, args.warmup_steps, args.precision
     ACCUMULATION_STEPS, CLIP_NORM = args.accumulation_steps, args.clip_norm
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
-    taken |= (run_dir / "train.py").is_dir()
-    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
-    if odd or taken or "://" in args.run_dir or run_dir.is_file():
-        refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
+    inner = (*run_dir.glob("checkpoints/**/"), *run_dir.glob("tensorboard/**/"))
+    closed = [x for x in inner if not os.access(x, 5 if args.mode == "evaluate" else 7)]
+    odd = not args.run_dir.isprintable() or set("[\\") & set(run_dir.as_posix())  # TensorFlow globs
+    if taken or closed or odd or (run_dir / "train.py").is_dir() or "://" in args.run_dir:
+        refuse(f"--run-dir {args.run_dir} has ://, [, \\, closed or others' files; name another")
     WORKER, addresses = read_tf_config()
     WORKERS = len(addresses)
     if args.mode == "continuous_evaluate" and WORKERS > 1:
@@ -1207,9 +1208,8 @@ def main(argv=None):
     resumed = f", resumed at step {step} from {path}" if path else ""
     say(f"{strategy_name} on {replicas} × {DEVICE}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
-    # 5. Train, loop by loop. A run that resumes at the end of an epoch begins with its validation.
+    # 5. Train, in loops of nearly equal length. Resumed at an epoch's end, it validates first.
     iterator, _ = distribute(*sets["train"], True, step + state.get("skipped", 0))
-    # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
     started, trained, profiling = time.monotonic(), "", False
     epoch_ends = step > 0 and step % STEPS_PER_EPOCH == 0

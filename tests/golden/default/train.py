@@ -5,7 +5,6 @@
 """TF Distribute: the same numbers on any device.
 
     uv run train.py                     train, or go on where the last checkpoint stands
-    uv run train.py --help              all flags
     uv run train.py --replicas 4        rehearse four replicas on this machine's CPU
     uv run train.py --mode evaluate     the best checkpoint of the run, on the test split
     TF_CONFIG='{"cluster": ...}' uv run train.py     be one worker of several: see README.md
@@ -78,7 +77,7 @@ def create_datasets() -> list[tf.data.Dataset]:
 
 
 def fetch(batch: tuple) -> tuple:
-    """Returns what `preprocess` gets of examples; the exported model, the first part."""
+    """Reads what the examples point to. The first part of it is what the exported model takes."""
     # TODO(you): read what doesn't fit in memory: `tf.map_fn(tf.io.read_file, paths), labels`, say.
     return batch
 
@@ -142,7 +141,7 @@ def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Te
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
     if regularization := [x for each in tf.nest.flatten(model) for x in each.losses]:
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # all replicas have it
+        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # its share
     return loss
 
 
@@ -157,14 +156,14 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 
 def compute_gradients(batch):
     """Returns one replica's part of the loss, [], and its gradients; counts it in the metrics."""
-    # TODO(you): of several models, `generator, discriminator = model`, a tuple of gradients.
+    # TODO(you): with several models, a tape for each; return a tuple of their gradients.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # by a LossScaleOptimizer; else the loss
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    weights = model.trainable_variables  # of what gets no gradient it is 0: None has no sum
+    weights = model.trainable_variables  # some may get no gradient, and replicas can't sum None
     return loss, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
 
 
@@ -177,7 +176,7 @@ def train_step(batch):
 
 
 def evaluation_step(batch, metrics):
-    """Returns the sums of a replica's losses and weights, [2]: it may have no weight but 0."""
+    """Returns the sums of a replica's losses and weights, [2]: with no weight, a mean is NaN."""
     # TODO(you): as in compute_gradients.
     features, labels, sample_weight = batch
     predictions = model(features, training=False)
@@ -281,9 +280,9 @@ def read_tf_config():
         if (config := json.loads(os.environ["TF_CONFIG"])) == {}:
             return 0, ["localhost"]
         cluster, job, index = config["cluster"], config["task"]["type"], config["task"]["index"]
-        tf.train.ClusterSpec(cluster).task_address(job, int(str(index)))
-        if set(cluster) - {"chief", "worker"}:
-            raise ValueError(f"the jobs should be chief and worker, not {', '.join(cluster)}")
+        address = tf.train.ClusterSpec(cluster).task_address(job, int(str(index)))  # not True, 1.0
+        if set(cluster) - {"chief", "worker"} or not 0 < int(address.rpartition(":")[2]) < 65536:
+            raise ValueError(f"chief, worker, ports < 65536, not {', '.join(cluster)}, {address}")
         chiefs = cluster.get("chief", [])
         return index + len(chiefs) * (job == "worker"), chiefs + cluster.get("worker", [])
     except Exception as error:  # of half a dozen kinds
@@ -314,7 +313,7 @@ def create_strategy():
         refuse("--strategy tpu finds no TPU; set TPU_NAME, or take another strategy")
     if WORKERS > 1 and name != "multi_worker":
         refuse(f"--strategy {name} is for one worker, but TF_CONFIG has {WORKERS}; unset either")
-    if name == "multi_worker" and os.environ.get("TF_CONFIG", "") in ("", "{}"):
+    if name == "multi_worker" and os.environ["TF_CONFIG"] == "{}":
         refuse("--strategy multi_worker reads TF_CONFIG, which is not set; README.md shows how")
     if name == "tpu":
         connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
@@ -332,14 +331,13 @@ def create_strategy():
         parts = [tf.config.LogicalDeviceConfiguration()] * replicas
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
-    if name == "mirrored":
-        return tf.distribute.MirroredStrategy(devices), name, kind
-    return tf.distribute.OneDeviceStrategy(devices[0]), name, kind
+    several, one = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy
+    how = tf.distribute.ReductionToOneDevice() if replicas == 2 else None  # of more, other bits
+    return several(devices, how) if name == "mirrored" else one(devices[0]), name, kind
 
 
 class Adam(keras.optimizers.Adam):
-    """Keras's Adam (with `weight_decay`, its AdamW), whose update is one operation instead of a
-    dozen passes over memory. Either goes on with the other's checkpoints."""
+    """Keras's Adam (with `weight_decay`, AdamW) as one operation; each reads the other's state."""
 
     def update_step(self, gradient, variable, learning_rate):
         if self.amsgrad:  # which the operation doesn't know
@@ -433,8 +431,11 @@ def create_managers():
     kept = {"model": [x.value for x in weights], "names": tf.Variable([x.path for x in weights])}
     best = tf.train.Checkpoint(step=state["step"], **kept)
     last = tf.train.Checkpoint(**state, **kept, optimizer=slots)
-    folder, manager = run_dir / "checkpoints", tf.train.CheckpointManager
-    return {"best": manager(best, folder / "best", 1), "last": manager(last, folder / "last", 3)}
+    folder, keep = run_dir / "checkpoints", tf.train.CheckpointManager
+    try:
+        return {"best": keep(best, folder / "best", 1), "last": keep(last, folder / "last", 3)}
+    except Exception as error:  # about TensorFlow's lists of what is there
+        refuse(f"{folder}: best/checkpoint or last/checkpoint is damaged ({error}); remove it")
 
 
 @tf.function
@@ -489,7 +490,7 @@ def seed_replicas():
 
 
 def read_log():
-    """Returns the lines of the log, less one that a kill has cut short."""
+    """Returns the lines of the log that make sense: a kill may have cut the last one short."""
     path = run_dir / "metrics.jsonl"
     texts = path.read_text("utf-8").splitlines() if path.exists() else []
     lines = [json.loads(text) for text in texts if text.endswith("}")]
@@ -529,8 +530,7 @@ def check_run(config):
 
 
 def export(folder, examples):
-    """Writes a SavedModel of (what `fetch` puts first), and model.keras of (the features).
-    Of several models, the SavedModel runs the first; the others are in model_2.keras, …."""
+    """Writes the first model for serving, of what `fetch` puts first, and each as .keras."""
     weights = [x.numpy() for each in tf.nest.flatten(model) for x in each.variables]
     keras.utils.clear_session()  # so that layers count from 1
     with tf.device("CPU:0"):  # made without a strategy, a copy loads anywhere
@@ -598,17 +598,17 @@ def main(argv=None):
     GLOBAL_BATCH_SIZE, EPOCHS = args.global_batch_size, args.epochs
     LEARNING_RATE, SEED, run_dir = args.learning_rate, args.seed, Path(args.run_dir)
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
-    taken |= (run_dir / "train.py").is_dir()
-    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
-    if odd or taken or "://" in args.run_dir or run_dir.is_file():
-        refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
+    inner = (*run_dir.glob("checkpoints/**/"), *run_dir.glob("tensorboard/**/"))
+    closed = [x for x in inner if not os.access(x, 5 if args.mode == "evaluate" else 7)]
+    odd = not args.run_dir.isprintable() or set("[\\") & set(run_dir.as_posix())  # TensorFlow globs
+    if taken or closed or odd or (run_dir / "train.py").is_dir() or "://" in args.run_dir:
+        refuse(f"--run-dir {args.run_dir} has ://, [, \\, closed or others' files; name another")
     WORKER, addresses = read_tf_config()
     WORKERS = len(addresses)
     strategy, strategy_name, DEVICE = create_strategy()
     on_signals(lambda *_: os._exit(143))
     replicas = strategy.num_replicas_in_sync
-    if rest := GLOBAL_BATCH_SIZE % replicas:
-        below = GLOBAL_BATCH_SIZE - rest
+    if (below := GLOBAL_BATCH_SIZE // replicas * replicas) < GLOBAL_BATCH_SIZE:
         nearest = f"{replicas} replicas can share {below or 2 * replicas} or {below + replicas}"
         refuse(f"--global-batch-size {GLOBAL_BATCH_SIZE} won't do: {nearest}")
     if args.deterministic:
@@ -665,11 +665,10 @@ def main(argv=None):
     resumed = f", resumed at step {step} from {path}" if path else ""
     say(f"{strategy_name} on {replicas} × {DEVICE}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
-    # 5. Train, loop by loop. A run that resumes at the end of an epoch begins with its validation.
+    # 5. Train, in loops of nearly equal length. Resumed at an epoch's end, it validates first.
     signals = []  # of which Python hears between loops
     on_signals(lambda number, _: signals.append(number))
     iterator, _ = distribute(*sets["train"], training=True, first_step=step)
-    # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
     started, trained, epoch_ends = time.monotonic(), "", step > 0 and step % STEPS_PER_EPOCH == 0
     while True:
@@ -737,10 +736,11 @@ def run(argv=None):
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError):
         print("train.py: stopped: a worker is lost; start all workers again", file=sys.stderr)
         code = 143
-    except Exception as error:
-        code = 1 + (isinstance(error, OSError) and run_dir in Path(f"{error.filename}/x").parents)
-        told = f"train.py: error: --run-dir {run_dir}: {error}; name another"
-        print(told, file=sys.stderr) if code == 2 else sys.excepthook(*sys.exc_info())
+    except Exception as error:  # about a file of the run, or a port; or a bug
+        of_run = run_dir in Path(f"{getattr(error, 'filename', 0)}/x").parents[:-1]
+        cause = f"--run-dir {run_dir}" if of_run else "gRPC server" in str(error) and "TF_CONFIG"
+        told, code = f"train.py: error: {cause}: {error}; name another", 2 if cause else 1
+        print(told, file=sys.stderr) if cause else sys.excepthook(*sys.exc_info())
     if code:
         time.sleep(WORKERS > 1)  # others may still ask this one for its part of the last sum
         os._exit(code)  # Python's own end would wait for other workers

@@ -5,7 +5,6 @@
 """TF Distribute: weights on parameter servers, workers that don't wait.
 
     uv run train.py                     one process: train, or go on from the last checkpoint
-    uv run train.py --help              all flags
     uv run python launch/local.py --ps 2 --workers 2     four processes and a chief, to rehearse
     uv run train.py --mode evaluate     the best checkpoint of the run, on the test split
     TF_CONFIG='{"cluster": ...}' uv run train.py     be the chief, a worker or a server: README.md
@@ -14,7 +13,8 @@ Edit section 3, and maybe 4, at each TODO(you). From cookiecutter-tf-distribute 
 """
 
 import argparse
-import collections
+import concurrent.futures
+import contextlib
 import datetime
 import json
 import math
@@ -83,7 +83,7 @@ def create_datasets() -> list[tf.data.Dataset]:
 
 
 def fetch(batch: tuple) -> tuple:
-    """Returns what `preprocess` gets of examples; the exported model, the first part."""
+    """Reads what the examples point to. The first part of it is what the exported model takes."""
     # TODO(you): read what doesn't fit in memory: `tf.map_fn(tf.io.read_file, paths), labels`, say.
     return batch
 
@@ -147,11 +147,27 @@ def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Te
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
     if regularization := [x for each in tf.nest.flatten(model) for x in each.losses]:
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # all replicas have it
+        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))  # its share
     return loss
 
 
 # 4. Steps: one batch, on one replica and on all ---------------------------------------------------
+
+
+counts: dict[int, tf.Tensor] = {}  # what the step that is being traced adds to metrics' variables
+
+
+def count(metric):
+    """Has a metric's updates add to `counts`, not to its variables: two workers that add to one at
+    a time would lose a sum, and a step that is done again would add twice."""
+
+    def update_counts(*arguments, update=metric.update_state, **named):
+        start = [(x, counts.get(id(x), tf.zeros(x.shape, x.dtype))) for x in metric.variables]
+        with keras.StatelessScope(start) as scope:
+            update(*arguments, **named)
+        counts.update({id(x): scope.get_current_value(x) for x in metric.variables})
+
+    metric.update_state = update_counts
 
 
 def update_metrics(metrics, labels, predictions, sample_weight):
@@ -160,47 +176,35 @@ def update_metrics(metrics, labels, predictions, sample_weight):
         metric.update_state(labels, predictions, sample_weight)
 
 
-def count(metrics, labels, predictions, sample_weight):
-    """Returns what a batch adds to the variables of the metrics, which are left as they are: two
-    workers that add to one variable at a time would lose a sum, and a step done again add twice."""
-    zeros = [(x, tf.zeros(x.shape, x.dtype)) for metric in metrics for x in metric.variables]
-    with keras.StatelessScope(zeros) as scope:
-        update_metrics(metrics, labels, predictions, sample_weight)
-    return [scope.get_current_value(x) for x, _ in zeros]
-
-
 def compute_gradients(batch):
-    """Returns the loss of a batch, [], what it adds to the metrics, and its gradients."""
-    # TODO(you): of several models, `generator, discriminator = model`, a tuple of gradients.
+    """Returns one replica's part of the loss, [], and its gradients; counts it in the metrics."""
+    # TODO(you): with several models, a tape for each; return a tuple of their gradients.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # by a LossScaleOptimizer; else the loss
-    counts = count(train_metrics, labels, predictions, sample_weight)
-    weights = model.trainable_variables  # of what gets no gradient it is 0: None has no sum
-    return loss, counts, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    weights = model.trainable_variables  # some may get no gradient, and replicas can't sum None
+    return loss, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
 
 
 def train_step(batch):
-    """Updates the model with a batch. Returns the sums of its losses and weights, [2], and what it
-    adds to the metrics."""
-    loss, counts, gradients = compute_gradients(batch)
+    """Updates the model with a replica's batch. Returns the sums of its losses and weights, [2]."""
+    loss, gradients = compute_gradients(batch)
     # TODO(you): once for each model, its optimizer and its gradients, if you have several.
     update(optimizer, gradients, model.trainable_variables)
-    return [tf.stack([loss * GLOBAL_BATCH_SIZE, tf.reduce_sum(batch[-1])]), *counts]
+    return tf.stack([loss * GLOBAL_BATCH_SIZE, tf.reduce_sum(batch[-1])])
 
 
 def evaluation_step(batch, metrics):
-    """Returns the sums of a batch's losses and of their weights, [2], and what it adds to the
-    metrics. Sums, because the last batch is filled up with examples of weight 0."""
+    """Returns the sums of a replica's losses and weights, [2]: with no weight, a mean is NaN."""
     # TODO(you): as in compute_gradients.
     features, labels, sample_weight = batch
     predictions = model(features, training=False)
-    counts = count(metrics, labels, predictions, sample_weight)
+    update_metrics(metrics, labels, predictions, sample_weight)
     losses = compute_losses(labels, predictions)
-    sums = tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
-    return [sums, *counts]
+    return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
 
 
 def validation_step(batch):
@@ -211,6 +215,13 @@ def test_step(batch):
     return evaluation_step(batch, test_metrics)
 
 
+def run_step(step, metrics, batch):
+    """Returns the sums of the losses and weights, and what the metrics count, [n] float64."""
+    counts.clear()
+    sums, variables = strategy.run(step, args=(batch,)), (x for m in metrics for x in m.variables)
+    return pack([sums, *(counts.get(id(x), tf.zeros(x.shape, x.dtype)) for x in variables)])
+
+
 @tf.function
 def distributed_train_step(examples, step, index):
     """Runs on the worker that comes first, as the next two do: a step by its number, [], on the
@@ -218,19 +229,19 @@ def distributed_train_step(examples, step, index):
     for each in tf.nest.flatten(optimizer):
         each.iterations.assign(tf.cast(step, each.iterations.dtype))  # increments of many get lost
     batch = create_batch(examples, step, index, training=True)
-    return pack(strategy.run(train_step, args=(batch,)))
+    return run_step(train_step, train_metrics, batch)
 
 
 @tf.function
 def distributed_validation_step(examples, step, index):
     batch = create_batch(examples, step, index, training=False)
-    return pack(strategy.run(validation_step, args=(batch,)))
+    return run_step(validation_step, validation_metrics, batch)
 
 
 @tf.function
 def distributed_test_step(examples, step, index):
     batch = create_batch(examples, step, index, training=False)
-    return pack(strategy.run(test_step, args=(batch,)))
+    return run_step(test_step, test_metrics, batch)
 
 
 # 5. Loops: many steps -----------------------------------------------------------------------------
@@ -239,22 +250,23 @@ def distributed_test_step(examples, step, index):
 def run_loop(distributed_step, metrics, data, first_step, steps, stops=()):
     """Has the workers do the steps from the first on, until `stops` has a signal. Returns how many
     they did, and the loss and the metrics, means over these."""
-    waiting, sums, done = collections.deque(), 0.0, 0
-    for step in range(first_step, first_step + steps):
-        if len(waiting) == 4 * max(1, WORKERS):  # at a worker or next: so many end on a signal
-            sums, done = sums + wait_for(waiting.popleft()), done + 1
-        if stops and step > first_step:
-            break
-        waiting.append(schedule(distributed_step, *data(step)))
-    for each in waiting:
-        sums, done = sums + wait_for(each), done + 1
-    (loss, weight), sums = sums[:2], sums[2:]
+    results, waiting, limit = [], set(), 4 * max(1, WORKERS)  # so many steps end on a signal
+    pool = concurrent.futures.ThreadPoolExecutor(limit)  # no step waits for a slow worker's
+    while (more := len(results) < steps and not (stops and results)) or waiting:
+        if more and len(waiting) < limit:
+            result = schedule(distributed_step, *data(first_step + len(results)))
+            results.append(pool.submit(wait_for, result))
+            waiting.add(results[-1])
+        else:
+            ended, waiting = concurrent.futures.wait(waiting, return_when="FIRST_COMPLETED")
+            [each.result() for each in ended]  # raises the error of a lost server, once
+    (loss, weight), sums = np.split(sum(each.result() for each in results), [2])
     for metric in metrics:
         for variable in metric.variables:
             part, sums = np.split(sums, [variable.shape.num_elements()])
             variable.assign(part.reshape(variable.shape))
     values = {metric.name: float(metric.result()) for metric in metrics}
-    return done, {"loss": float(loss / weight) if weight else 0.0, **values}
+    return len(results), {"loss": float(loss / weight) if weight else 0.0, **values}
 
 
 def train(data, first_step, steps):
@@ -315,6 +327,7 @@ def request_stop(*_):
 
 
 GRACE = 20  # seconds, from SIGTERM on, for the chief to save what servers and workers hold
+ONE_AT_A_TIME = threading.Lock()  # two calls of the coordinator would race for the error they raise
 
 
 def read_tf_config():
@@ -380,6 +393,19 @@ def serve(cluster, job, index):
     os._exit(0)
 
 
+def watch_connections():
+    """Has Linux end a connection whose other machine is silent for GRACE seconds, as at a cut link:
+    TensorFlow sets no limit, and steps would wait for the 15 minutes that Linux takes by itself."""
+    limits = (("KEEPIDLE", 5), ("KEEPINTVL", 5), ("USER_TIMEOUT", 1000 * GRACE))
+    while True:  # for those that are new
+        for path in filter(Path.is_socket, Path("/proc/self/fd").glob("*")):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as each:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for name, value in limits:
+                    each.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
+        time.sleep(1)
+
+
 def dismiss(cluster):
     """Tells workers and servers that the run is finished. What was lost is not waited for."""
 
@@ -397,7 +423,8 @@ def dismiss(cluster):
 
 
 def schedule(function, *arguments):
-    return coordinator.schedule(function, arguments) if coordinator else function(*arguments)
+    with ONE_AT_A_TIME:
+        return coordinator.schedule(function, arguments) if coordinator else function(*arguments)
 
 
 def wait_for(result):
@@ -406,7 +433,8 @@ def wait_for(result):
         try:
             return result.fetch()
         except tf.errors.OpError:  # its worker was lost with the result: another does it again
-            coordinator.done()  # raises what is not a worker's loss
+            with ONE_AT_A_TIME:
+                coordinator.done()  # raises what is not a worker's loss
             time.sleep(0.1)
     return result.numpy()
 
@@ -431,8 +459,7 @@ def create_strategy(cluster):
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     if strategy.num_replicas_in_sync > 1:
         refuse("a worker has several GPUs; start one for each, with its CUDA_VISIBLE_DEVICES")
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    return strategy, coordinator, "parameter_server"
+    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), "parameter_server"
 
 
 def tell_loss(record):
@@ -453,13 +480,12 @@ class Adam(keras.optimizers.Adam):
             return super().update_step(gradient, variable, learning_rate)
         m, v = (x[self._get_variable_index(variable)] for x in (self._momentums, self._velocities))
         step, rate = (tf.cast(x, variable.dtype) for x in (self.iterations + 1, learning_rate))
-        power1, power2 = self.beta_1**step, self.beta_2**step
+        p1, p2 = self.beta_1**step, self.beta_2**step
         if isinstance(gradient, tf.IndexedSlices):
             rows, index = gradient.values, gradient.indices
             new_m = self.beta_1 * tf.gather(m.value, index) + (1 - self.beta_1) * rows
             new_v = self.beta_2 * tf.gather(v.value, index) + (1 - self.beta_2) * rows**2
-            rows = rate * tf.sqrt(1 - power2) / (1 - power1) * new_m
-            rows /= tf.sqrt(new_v) + self.epsilon
+            rows = rate * tf.sqrt(1 - p2) / (1 - p1) * new_m / (tf.sqrt(new_v) + self.epsilon)
             variable.scatter_sub(tf.IndexedSlices(rows, index))
             m.value.scatter_update(tf.IndexedSlices(new_m, index))
             v.value.scatter_update(tf.IndexedSlices(new_v, index))
@@ -467,7 +493,7 @@ class Adam(keras.optimizers.Adam):
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle, m=m.value.handle, v=v.value.handle, lr=rate, grad=gradient,
             beta1=self.beta_1, beta2=self.beta_2, epsilon=self.epsilon,
-            beta1_power=power1, beta2_power=power2, use_locking=True,
+            beta1_power=p1, beta2_power=p2, use_locking=True,
         )  # fmt: skip
 
 
@@ -548,8 +574,11 @@ def create_managers():
     kept = {"model": [x.value for x in weights], "names": tf.Variable([x.path for x in weights])}
     best = tf.train.Checkpoint(step=state["step"], **kept)
     last = tf.train.Checkpoint(**state, **kept, optimizer=slots)
-    folder, manager = run_dir / "checkpoints", tf.train.CheckpointManager
-    return {"best": manager(best, folder / "best", 1), "last": manager(last, folder / "last", 3)}
+    folder, keep = run_dir / "checkpoints", tf.train.CheckpointManager
+    try:
+        return {"best": keep(best, folder / "best", 1), "last": keep(last, folder / "last", 3)}
+    except Exception as error:  # about TensorFlow's lists of what is there
+        refuse(f"{folder}: best/checkpoint or last/checkpoint is damaged ({error}); remove it")
 
 
 @tf.function
@@ -592,7 +621,7 @@ def restore(which):
 
 
 def read_log():
-    """Returns the lines of the log, less one that a kill has cut short."""
+    """Returns the lines of the log that make sense: a kill may have cut the last one short."""
     path = run_dir / "metrics.jsonl"
     texts = path.read_text("utf-8").splitlines() if path.exists() else []
     lines = [json.loads(text) for text in texts if text.endswith("}")]
@@ -632,8 +661,7 @@ def check_run(config):
 
 
 def export(folder, examples):
-    """Writes a SavedModel of (what `fetch` puts first), and model.keras of (the features).
-    Of several models, the SavedModel runs the first; the others are in model_2.keras, …."""
+    """Writes the first model for serving, of what `fetch` puts first, and each as .keras."""
     weights = [x.numpy() for each in tf.nest.flatten(model) for x in each.variables]
     keras.utils.clear_session()  # so that layers count from 1
     with tf.device("CPU:0"):  # made without a strategy, a copy loads anywhere
@@ -682,11 +710,9 @@ def evaluate_each(validation_set):
 
 def parse_arguments(argv):
     style = argparse.RawDescriptionHelpFormatter
+    epilog = "There is no --strategy and no --replicas: TF_CONFIG says what takes part."
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=style,
-        allow_abbrev=False,
-        epilog="There is no --strategy and no --replicas: TF_CONFIG says what takes part.",
+        description=__doc__, epilog=epilog, formatter_class=style, allow_abbrev=False
     )
     parser.error = refuse  # argparse's own prints the usage first
     add = parser.add_argument
@@ -717,11 +743,14 @@ def main(argv=None):
     GLOBAL_BATCH_SIZE, EPOCHS = args.global_batch_size, args.epochs
     LEARNING_RATE, SEED, run_dir = args.learning_rate, args.seed, Path(args.run_dir)
     taken = (run_dir / "config.json").exists() and not (run_dir / "metrics.jsonl").exists()
-    taken |= (run_dir / "train.py").is_dir()
-    odd = {*"[\\"} & {*run_dir.as_posix()} or not args.run_dir.isprintable()  # TensorFlow globs
-    if odd or taken or "://" in args.run_dir or run_dir.is_file():
-        refuse(f"--run-dir {args.run_dir} is a URL, a file, or no run's folder; name another")
+    inner = (*run_dir.glob("checkpoints/**/"), *run_dir.glob("tensorboard/**/"))
+    closed = [x for x in inner if not os.access(x, 5 if args.mode == "evaluate" else 7)]
+    odd = not args.run_dir.isprintable() or set("[\\") & set(run_dir.as_posix())  # TensorFlow globs
+    if taken or closed or odd or (run_dir / "train.py").is_dir() or "://" in args.run_dir:
+        refuse(f"--run-dir {args.run_dir} has ://, [, \\, closed or others' files; name another")
     cluster, job, index = read_tf_config()
+    if cluster:
+        threading.Thread(target=watch_connections, daemon=True).start()
     if job in ("worker", "ps"):
         serve(cluster, job, index)
     WORKERS = len(cluster.get("worker", []))
@@ -741,9 +770,8 @@ def main(argv=None):
     config = {**vars(args), "strategy": strategy_name, "workers": WORKERS}
     git = {"cwd": Path(__file__).parent, "shell": True, "capture_output": True, "text": True}
     commit = subprocess.run("git rev-parse HEAD", **git).stdout.strip() or None
-    versions = {x.__name__: x.__version__ for x in (tf, keras, np)}
-    versions["python"] = sys.version.split()[0]
-    config |= {"train_examples": size, "versions": versions, "git_commit": commit}
+    used = {x.__name__: x.__version__ for x in (tf, keras, np)} | {"python": sys.version.split()[0]}
+    config |= {"train_examples": size, "versions": used, "git_commit": commit}
     config |= {"schedule": "constant", "warmup_steps": 0, "precision": "float32"}  # as flags
     path = find_checkpoint("best" if args.mode == "evaluate" else "last")
     if args.mode == "train" and job == "chief" and path:
@@ -752,8 +780,9 @@ def main(argv=None):
     # 4. Create the model and what belongs to it; restore it.
     keras.utils.set_random_seed(SEED)
     loss_object = create_loss_objects(strategy)
-    # On the chief: see `count`.
     train_metrics, validation_metrics, test_metrics = create_metrics(tf.distribute.get_strategy())
+    for metric in (*train_metrics, *validation_metrics, *test_metrics):  # on the chief
+        count(metric)
     model, optimizer = create_model_and_optimizer(strategy)
     with strategy.scope():  # in a traced step it is too late to create variables (keras#23085)
         for each, its in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
@@ -788,10 +817,9 @@ def main(argv=None):
     resumed = f", resumed at step {step} from {path}" if path else ""
     say(f"{strategy_name} on {who}, {STEPS_PER_EPOCH} steps an epoch{resumed}")
 
-    # 5. Train, loop by loop. A run that resumes at the end of an epoch begins with its validation.
+    # 5. Train, in loops of nearly equal length. Resumed at an epoch's end, it validates first.
     on_signals(request_stop)
     data, _ = distribute(*sets["train"], training=True)
-    # The loops of an epoch, of nearly equal length: no line of the log is of three steps.
     loops = math.ceil(STEPS_PER_EPOCH / min(args.steps_per_loop, args.checkpoint_every_steps))
     started, trained, epoch_ends = time.monotonic(), "", step > 0 and step % STEPS_PER_EPOCH == 0
     while True:
@@ -849,16 +877,13 @@ def main(argv=None):
 
 def run(argv=None):
     """Runs `main`, and ends the process with its exit code where that isn't 0."""
+    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
+    e = tf.errors
     try:
         code = main(argv)
     except SystemExit as end:
         code = end.code
-    except (
-        tf.errors.UnavailableError,
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.DeadlineExceededError,
-    ):
+    except (e.UnavailableError, e.AbortedError, e.CancelledError, e.DeadlineExceededError):
         print("train.py: stopped: a server is lost; start all tasks again", file=sys.stderr)
         code = 143
     except Exception:
@@ -872,5 +897,4 @@ def run(argv=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # of × and █, on a terminal without them
     run()
