@@ -102,6 +102,27 @@ def run_silently(script, place, mark):
     run_script(script, place, mark)
 
 
+def send_once(script, place, mark):
+    """The same, with the losses of a loop summed over the workers once: each step sends nothing but
+    its gradients. What that brings is what the number of messages costs."""
+    run_steps, tf = script.run_steps, script.tf
+
+    @tf.function
+    def run_training_steps(iterator, steps):
+        sums = tf.zeros([2], tf.float64)  # of this worker's one replica
+        for _ in tf.range(steps):
+            batch = script.next_batch(iterator)
+            sums += tf.cast(script.strategy.run(script.train_step, args=(batch,)), tf.float64)
+        return script.strategy.reduce("SUM", sums, axis=None)
+
+    def run_either(step, iterator, steps):
+        trains = step is script.distributed_train_step
+        return run_training_steps(iterator, steps) if trains else run_steps(step, iterator, steps)
+
+    script.run_steps = run_either
+    run_script(script, place, mark)
+
+
 def take_first_step(script, place, mark):
     """Writes a line after the first step."""
     train = script.train
@@ -154,6 +175,7 @@ def note_sets(script):
 SCRIPT = {
     "train.py": run_script,
     "silent": run_silently,
+    "send once": send_once,
     "short job": run_short_job,
     "first step": take_first_step,
     "validation": validate,
@@ -304,7 +326,7 @@ def collect(contenders, rounds, folder):
 
 
 def choose_peers(place, job):
-    """Returns the peers and the limits; none of the latter on workers, where fit is none either."""
+    """Returns the peers and the limits. On workers fit is none of them: it doesn't run there."""
     fits = {
         f"fit, {source}, {count}{', XLA' * xla}": (ESSENTIAL, "fit", source, count, xla)
         for source in ("arrays", "tf.data")
@@ -325,7 +347,9 @@ def choose_peers(place, job):
     }
     if job == "input":
         limits = {"decoding alone": (ESSENTIAL, "decode")}
-    return loops if place == "workers" else {**fits, **loops, **limits}
+    if place == "workers":
+        return {**loops, "limit, one message a step": (ESSENTIAL, "send once")}
+    return {**fits, **loops, **limits}
 
 
 def list_measurements(jobs, places):
