@@ -3,7 +3,7 @@ def export(folder, examples):
     """Writes the first model for serving, of what `fetch` puts first, and each as .keras."""
     weights = [x.numpy() for each in tf.nest.flatten(model) for x in each.variables]
     # {% endblock %}
-    keras.utils.clear_session()  # so that layers count from 1
+    keras.utils.clear_session(free_memory=False)  # so that layers count from 1
     # {% block policy %}
     # {% endblock %}
     with tf.device("CPU:0"):  # made without a strategy, a copy loads anywhere

@@ -34,8 +34,7 @@ WORKERS: int = 1
 # {% endblock %}
 def create_datasets() -> list[tf.data.Dataset]:
     """Returns the train, validation and test `tf.data.Dataset` of single examples, in fixed order,
-    of known number. An example is any structure of tensors of constant shapes. All of them stay in
-    memory: of large ones give a path, or a place in a file, which `fetch` reads."""
+    of known number: structures of tensors of constant shapes. They stay in memory: see `fetch`."""
     # {% block create_datasets %}
     # {% endblock %}
 

@@ -1,8 +1,7 @@
 # {% block read_log %}
 def read_log():
     """Returns the lines of the log that make sense: a kill may have cut the last one short."""
-    path = run_dir / "metrics.jsonl"
-    texts = path.read_text("utf-8").splitlines() if path.exists() else []
+    texts = (run_dir / "metrics.jsonl").read_text("utf-8").splitlines()
     lines = [json.loads(text) for text in texts if text.endswith("}")]
     return [x for x in lines if describe(x) and 0 <= x["epoch"] <= x["step"] and x["split"] > ""]
 

@@ -21,8 +21,8 @@ def evaluate_continuously(iterator, steps):
             say(f"validation {describe(validated)}  of {path}")
             seen, since = step, time.monotonic()
         elif finished:
-            break
+            return 0
         elif time.monotonic() - since > (args.timeout or math.inf):
             say(f"no new checkpoint in {folder} for {args.timeout:g} seconds")
-            break
+            return 0
         time.sleep(0.5)

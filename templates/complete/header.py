@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import functools
+import gc
 import hashlib
 import json
 import math
@@ -29,6 +30,7 @@ import ast
 import concurrent.futures
 import contextlib
 import datetime
+import gc
 import hashlib
 import json
 import math

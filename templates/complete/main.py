@@ -104,8 +104,7 @@ def main(argv=None):
         say(f"test {describe(test(*test_set))}  of {path}")
         return 0
     if args.mode == "continuous_evaluate":
-        evaluate_continuously(*validation_set)
-        return 0
+        return evaluate_continuously(*validation_set)
     state = {"step": 0, "best_loss": math.inf}
     if "skipped" in values or args.recover_from_nan:
         state |= {"recoveries": 0, "skipped": 0}

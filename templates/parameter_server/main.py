@@ -45,8 +45,7 @@ def main(argv=None):
     config |= {"schedule": "constant", "warmup_steps": 0, "precision": "float32"}  # as flags
     # {% endif %}
     path = find_checkpoint("best" if args.mode == "evaluate" else "last")
-    if args.mode == "train" and job == "chief" and path:
-        check_run(config)
+    lines = check_run(config) if args.mode == "train" and job == "chief" and path else []
     # {% if cookiecutter.task == "text_classification" %}
     if job == "chief" and args.mode == "train" and not path:  # of a start that saved nothing
         (run_dir / "vocabulary.txt").unlink(missing_ok=True)
@@ -77,7 +76,7 @@ def main(argv=None):
         return 0
     step = first_step = restore("last")
     # The lines of the log that come again are dropped; of an epoch's end, its validation's too.
-    lines = [x for x in read_log() if (x["step"], x["split"] != "train") <= (step, False)]
+    lines = [x for x in lines if (x["step"], x["split"] != "train") <= (step, False)]
     files = {"metrics.jsonl": "".join(json.dumps(line) + "\n" for line in lines)}
     files |= {"config.json": json.dumps(config), "train.py": Path(__file__).read_text("utf-8")}
     # {% if cookiecutter.task == "text_classification" %}
