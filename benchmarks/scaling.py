@@ -1,15 +1,16 @@
-"""What more workers cost: measured on this machine, and simulated for others.
+"""Measure the cost of more workers on this machine, and simulate it for others.
 
     python benchmarks/scaling.py measure [--workers 1 2 4] [--steps 150]
     python benchmarks/scaling.py simulate [--gradient MB] [--compute S] [--links GBIT ...]
         [--latency S] [--spread X] [--plot FILE]
 
-`measure` trains a dense network with as many workers on this machine, each with one thread and a
-batch of 64, and compares the bytes of a step and its time with what `simulate` computes.
-docs/scaling.md says what follows for machines with GPUs.
+`measure` trains a dense network with several workers on this machine, each with one thread and a
+batch of 64. It compares the bytes and the time of a step with the results of `simulate`.
+docs/scaling.md has the conclusions for machines with GPUs.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -23,187 +24,293 @@ import numpy as np
 from cookiecutter.main import cookiecutter
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-BATCH = 64  # examples of each worker
-# In the place of the example's network: 1.6 million weights, so that gradients are worth a message.
-NETWORK = (
-    'keras.layers.Dense(64, activation="silu")',
-    'keras.layers.Dense(1024, activation="silu"), keras.layers.Dense(1024, activation="silu")',
+BATCH_SIZE = 64  # of each worker
+STEPS_PER_LOOP = 10
+WARM_UP_STEPS = 20
+# Layers that replace one of the example's, so that the gradients are large enough to measure.
+LAYER = 'keras.layers.Dense(64, activation="silu")'
+LARGE_LAYER = 'keras.layers.Dense(1024, activation="silu")'
+NUM_WEIGHTS = sum(
+    (
+        32 * 10,  # Conv2D, with its bias
+        1024 * (512 + 1),
+        1024 * (1024 + 1),
+        10 * (1024 + 1),
+    )
 )
-
+GRADIENT_BYTES = 4 * NUM_WEIGHTS
 
 # --------------------------------------------------------------------------------------------------
-# The model
+# The model of a step
 # --------------------------------------------------------------------------------------------------
 
 
-def count_bytes(workers, gradient):
-    """Returns what each worker sends in a step, of gradients of so many bytes. In a ring it passes
-    on all parts but one, once to sum them and once to spread the sums (Patarasuk and Yuan, 2009:
-    Bandwidth optimal all-reduce algorithms for clusters of workstations)."""
-    return 2 * (workers - 1) / workers * gradient
+def count_bytes(workers, gradient_bytes):
+    """Return the number of bytes that each worker sends in a step.
+
+    In a ring, it passes on all parts but one, once to sum them and once to distribute the sums
+    (Patarasuk and Yuan, 2009: Bandwidth optimal all-reduce algorithms for clusters of
+    workstations).
+    """
+    return 2 * (workers - 1) / workers * gradient_bytes
 
 
-def simulate(workers, compute, gradient, link, latency, spread, steps=500, seed=0):
-    """Returns the mean seconds of a step of synchronous training: of computing, of waiting for the
-    slowest, of messages, and of bytes.
+def simulate(
+    workers, compute, gradient_bytes, bandwidth, latency=0.0, spread=0.0, steps=500, seed=0
+):
+    """Return the mean seconds of a synchronous step by cause.
+
+    The causes are computing, waiting for the slowest worker, messages, and bytes.
 
     Each worker computes for `compute` seconds, times a lognormal factor of mean 1 that differs by
-    worker and step: `spread` is the standard deviation of its logarithm. Then the ring: 2 (n - 1)
-    messages, one after the other, of `latency` seconds each, besides the bytes over `link`, in
-    bytes a second. Nothing overlaps: train.py sums gradients once all of them are there.
+    worker and step. `spread` is the standard deviation of its logarithm. Then the ring takes
+    2 (workers - 1) messages, one after the other, of `latency` seconds each, and the time for the
+    bytes at `bandwidth`, in bytes per second. Nothing overlaps: train.py sums the gradients when
+    all of them are computed.
     """
-    draws = np.random.default_rng(seed).normal(-(spread**2) / 2, spread, [steps, workers])
-    waiting = compute * (np.exp(draws).max(axis=1).mean() - 1) if workers > 1 else 0
-    messages = 2 * (workers - 1) * latency
-    return compute, waiting, messages, count_bytes(workers, gradient) / link
+    generator = np.random.default_rng(seed)
+    logarithms = generator.normal(-(spread**2) / 2, spread, [steps, workers])
+    waiting = 0.0
+    if workers > 1:
+        slowest = np.exp(logarithms).max(axis=1)
+        waiting = compute * (slowest.mean() - 1)
+    return {
+        "computing": compute,
+        "waiting": waiting,
+        "messages": 2 * (workers - 1) * latency,
+        "bytes": count_bytes(workers, gradient_bytes) / bandwidth,
+    }
+
+
+def simulate_seconds(*arguments, **options):
+    """Return the mean seconds of a synchronous step."""
+    return sum(simulate(*arguments, **options).values())
 
 
 # --------------------------------------------------------------------------------------------------
-# Measured here
+# Measurements on this machine
 # --------------------------------------------------------------------------------------------------
 
 
-def count_sent():
-    """Returns the bytes that this machine has sent to itself."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        if line.strip().startswith("lo:"):
-            return int(line.split()[9])
-    raise OSError("there is no loopback device")
+class Run:
+    """A run of several workers on this machine, each with one thread."""
 
-
-def read_log(run_dir):
-    path = run_dir / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if '"train"' in line and line.endswith("}")]
-
-
-def measure(project, workers, steps):
-    """Returns the seconds to the first loop's end, the bytes that a worker sends in a step, and the
-    seconds of a step, in the median over the loops."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir, began = Path(folder) / "run", time.monotonic()
-        flags = ["--global-batch-size", BATCH * workers, "--steps-per-loop", 10, "--epochs", 10**4]
-        command = [sys.executable, "launch/local.py", "--workers", workers, "--max-restarts", 0]
-        launcher = subprocess.Popen(
-            list(map(str, [*command, "--", "--run-dir", run_dir, *flags])),
+    def __init__(self, project, workers, run_dir):
+        self.run_dir = run_dir
+        command = [
+            *(sys.executable, "launch/local.py"),
+            *("--workers", workers),
+            *("--max-restarts", 0),
+            "--",
+            *("--run-dir", run_dir),
+            *("--global-batch-size", BATCH_SIZE * workers),
+            *("--steps-per-loop", STEPS_PER_LOOP),
+            *("--epochs", 10_000),
+        ]
+        threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+        self.launcher = subprocess.Popen(
+            [str(word) for word in command],
             cwd=project,
-            env={**os.environ, "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"},
+            env={**os.environ, **threads},
             stdout=subprocess.DEVNULL,
         )
 
-        def wait(step):
-            while not (lines := read_log(run_dir)) or lines[-1]["step"] < step:
-                if launcher.poll() is not None:
-                    raise SystemExit("a worker has failed")
-                time.sleep(0.01)
-            return lines[-1]["step"]
+    def wait_for_step(self, step):
+        """Wait for the first log line at or after a step. Return its step."""
+        while True:
+            lines = self.read_log()
+            if lines and lines[-1]["step"] >= step:
+                return lines[-1]["step"]
+            if self.launcher.poll() is not None:
+                raise SystemExit("a worker has failed")
+            time.sleep(0.01)
 
-        try:
-            wait(1)
-            start_up = time.monotonic() - began
-            first, sent = wait(20), count_sent()
-            last = wait(first + steps)
-            sent = (count_sent() - sent) / (last - first) / workers
-            lines = [x for x in read_log(run_dir) if first < x["step"] <= last]
-        finally:
-            launcher.terminate()
-            launcher.wait()
-    seconds = [BATCH * workers / line["examples_per_second"] for line in lines]
-    return start_up, sent, statistics.median(seconds)
+    def read_log(self):
+        """Return the lines of training. The last line of the file may not be complete yet."""
+        path = self.run_dir / "metrics.jsonl"
+        if not path.exists():
+            return []
+        texts = [text for text in path.read_text().splitlines() if text.endswith("}")]
+        lines = [json.loads(text) for text in texts]
+        return [line for line in lines if line["split"] == "train"]
+
+    def end(self):
+        self.launcher.terminate()
+        self.launcher.wait()
 
 
-def compare(counts, steps):
-    """Prints what was measured, beside what the model has for it. The link is that of two workers,
-    the compute time that of one: four are what it predicts."""
+def count_sent_bytes():
+    """Return the number of bytes that this machine has sent to itself."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        if line.strip().startswith("lo:"):
+            return int(line.split()[9])
+    raise OSError("/proc/net/dev has no loopback device lo")
+
+
+def measure(project, workers, steps):
+    """Return three measurements of a run.
+
+    They are the seconds from the start to the end of the first loop, the bytes that a worker sends
+    per step, and the median of the seconds of a step.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        started_at = time.monotonic()
+        run = Run(project, workers, Path(folder) / "run")
+        stack.callback(run.end)
+        run.wait_for_step(1)
+        startup_seconds = time.monotonic() - started_at
+        first = run.wait_for_step(WARM_UP_STEPS)
+        sent_before = count_sent_bytes()
+        last = run.wait_for_step(first + steps)
+        sent = count_sent_bytes() - sent_before
+        lines = [line for line in run.read_log() if first < line["step"] <= last]
+    step_seconds = [BATCH_SIZE * workers / line["examples_per_second"] for line in lines]
+    sent_per_step = sent / (last - first) / workers
+    return startup_seconds, sent_per_step, statistics.median(step_seconds)
+
+
+def render_large(folder):
+    """Return the folder of a rendered project with a network of 1.6 million weights."""
+    project = Path(
+        cookiecutter(
+            str(TEMPLATE),
+            output_dir=folder,
+            no_input=True,
+            accept_hooks=False,
+        )
+    )
+    script = project / "train.py"
+    text = script.read_text(encoding="utf-8")
+    if LAYER not in text:
+        raise ValueError(f"{script} has no layer {LAYER}")
+    text = text.replace(LAYER, f"{LARGE_LAYER}, {LARGE_LAYER}")
+    script.write_text(text, encoding="utf-8")
+    return project
+
+
+def print_comparison(worker_counts, steps):
+    """Print the measurements and the predictions.
+
+    The time of computing is taken from one worker and the bandwidth from two, so that only four
+    workers and more are really predicted.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        arguments = {"no_input": True, "output_dir": folder, "accept_hooks": False}
-        project = Path(cookiecutter(str(TEMPLATE), **arguments))
-        text = (project / "train.py").read_text(encoding="utf-8")
-        assert NETWORK[0] in text
-        (project / "train.py").write_text(text.replace(*NETWORK), encoding="utf-8")
-        measured = {n: measure(project, n, steps) for n in counts}
-    weights = 32 * 10 + 512 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 10 + 10
-    gradient, cores = 4 * weights, len(os.sched_getaffinity(0))
+        project = render_large(folder)
+        measured = {count: measure(project, count, steps) for count in worker_counts}
+    _, _, one_worker_seconds = measured[1]
+    _, _, two_workers_seconds = measured[2]
+    cores = len(os.sched_getaffinity(0))
 
-    def computes(n):  # more workers than cores take turns
-        return measured[1][2] * max(1, n / cores)
+    def predict_compute(workers):
+        """Return the seconds of computing. More workers than cores take turns."""
+        return one_worker_seconds * max(1, workers / cores)
 
-    link = count_bytes(2, gradient) / (measured[2][2] - computes(2))
-    print(f"gradients of {gradient / 1e6:.2f} MB; link, from two workers: {link / 1e6:.0f} MB/s\n")
-    print("| workers | start, s | sent, MB a step | ring's | step, ms | predicted |")
-    print("|---|---|---|---|---|---|")
-    for n, (start_up, sent, seconds) in measured.items():
-        # On one machine all links are one, and as many pass through it as there are workers.
-        predicted = sum(simulate(n, computes(n), gradient, link * 2 / max(2, n), 0, 0))
-        figures = (sent / 1e6, count_bytes(n, gradient) / 1e6, 1e3 * seconds, 1e3 * predicted)
-        print(f"| {n} | {start_up:.1f} |", *(f"{figure:.2f} |" for figure in figures))
+    communication_seconds = two_workers_seconds - predict_compute(2)
+    bandwidth = count_bytes(2, GRADIENT_BYTES) / communication_seconds
+    print(f"gradients of {GRADIENT_BYTES / 1e6:.2f} MB; ", end="")
+    print(f"bandwidth, from two workers: {bandwidth / 1e6:.0f} MB/s\n")
+    print_header("workers", "start, s", "sent, MB/step", "ring, MB/step", "step, ms", "predicted")
+    for count, (startup_seconds, sent, step_seconds) in measured.items():
+        # On one machine, all workers share one link.
+        share = bandwidth * 2 / max(2, count)
+        predicted = simulate_seconds(count, predict_compute(count), GRADIENT_BYTES, share)
+        ring = count_bytes(count, GRADIENT_BYTES)
+        figures = (sent / 1e6, ring / 1e6, 1e3 * step_seconds, 1e3 * predicted)
+        cells = [f"{figure:.2f}" for figure in figures]
+        print_row(count, f"{startup_seconds:.1f}", *cells)
+
+
+def print_header(*cells):
+    print_row(*cells)
+    print("|" + "---|" * len(cells))
+
+
+def print_row(*cells):
+    print("|", " | ".join(str(cell) for cell in cells), "|")
 
 
 # --------------------------------------------------------------------------------------------------
-# Simulated
+# Simulations
 # --------------------------------------------------------------------------------------------------
 
-COUNTS = (1, 2, 4, 8, 16, 32, 64)
+WORKER_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def print_shares(args):
-    """Prints the share of their speed that workers keep, for each link and number of workers, and
-    what the step of the most takes. Returns the shares, by link."""
-    shares, parts = {}, {}
+def print_simulations(args):
+    """Print the efficiency by link and number of workers, and what a step of the most takes.
+
+    The efficiency is the speed of a worker divided by that of a worker alone. Return it by link.
+    """
+    efficiencies = {}
+    parts = {}
     for link in args.links:
-        model = args.compute, args.gradient * 1e6, link * 1e9 / 8, args.latency, args.spread
-        shares[f"{link:g} Gbit/s"] = [args.compute / sum(simulate(n, *model)) for n in COUNTS]
-        parts[f"{link:g} Gbit/s"] = simulate(COUNTS[-1], *model)
-    print("| link |", *(f"{n} |" for n in COUNTS))
-    print("|---|" + "---|" * len(COUNTS))
-    for name, values in shares.items():
-        print(f"| {name} |", *(f"{value:.2f} |" for value in values))
-    print(f"\n| ms of a step, {COUNTS[-1]} workers | computing | waiting | messages | bytes |")
-    print("|---|---|---|---|---|")
-    for name, values in parts.items():
-        print(f"| {name} |", *(f"{1e3 * value:.1f} |" for value in values))
-    return shares
+        name = f"{link:g} Gbit/s"
+        options = {
+            "compute": args.compute,
+            "gradient_bytes": args.gradient * 1e6,
+            "bandwidth": link * 1e9 / 8,
+            "latency": args.latency,
+            "spread": args.spread,
+        }
+        seconds = [simulate_seconds(count, **options) for count in WORKER_COUNTS]
+        efficiencies[name] = [args.compute / each for each in seconds]
+        parts[name] = simulate(WORKER_COUNTS[-1], **options)
+    print_header("link", *WORKER_COUNTS)
+    for name, values in efficiencies.items():
+        print_row(name, *[f"{value:.2f}" for value in values])
+    print()
+    causes = ("computing", "waiting", "messages", "bytes")
+    print_header(f"ms of a step, {WORKER_COUNTS[-1]} workers", *causes)
+    for name, seconds in parts.items():
+        print_row(name, *[f"{1e3 * seconds[cause]:.1f}" for cause in causes])
+    return efficiencies
 
 
-def draw(shares, title, path):
+def draw(efficiencies, title, path):
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, values in shares.items():
-        axis.plot(COUNTS, values, marker="o", label=name)
+    for name, values in efficiencies.items():
+        axis.plot(WORKER_COUNTS, values, marker="o", label=name)
     axis.set_xscale("log", base=2)
-    axis.set_xticks(COUNTS, [str(n) for n in COUNTS])
+    axis.set_xticks(WORKER_COUNTS, [str(count) for count in WORKER_COUNTS])
     axis.set(xlabel="machines", ylabel="share of their speed", ylim=(0, 1.05), title=title)
     axis.grid(alpha=0.3)
     figure.legend(title="link", loc="outside right upper")
     figure.savefig(path, dpi=120)
 
 
-def main():
+def parse_arguments():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("what", choices=["measure", "simulate"])
-    add("--workers", type=int, nargs="+", default=[1, 2, 4], help="1 and 2 are needed")
+    add("command", choices=["measure", "simulate"])
+    add("--workers", type=int, nargs="+", default=[1, 2, 4], help="must contain 1 and 2")
     add("--steps", type=int, default=150)
     add("--gradient", type=float, default=440, help="MB [440: 110 million float32]")
     add("--compute", type=float, default=0.3, help="seconds of a step on one machine [0.3]")
-    add("--latency", type=float, default=50e-6, help="seconds of a message [50e-6]")
+    add("--latency", type=float, default=50e-6, help="seconds per message [50e-6]")
     add("--spread", type=float, default=0.05, help="of the seconds, by machine and step [0.05]")
     add("--links", type=float, nargs="+", default=[1, 10, 25, 100], help="Gbit/s")
-    add("--plot", help="where to write a picture")
-    args = parser.parse_args()
-    if args.what == "measure":
-        compare(args.workers, args.steps)
+    add("--plot", help="file for a picture")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_arguments()
+    if args.command == "measure":
+        print_comparison(args.workers, args.steps)
         return
-    shares = print_shares(args)
+    efficiencies = print_simulations(args)
     if args.plot:
         title = f"gradients of {args.gradient:g} MB, {args.compute:g} s of computing a step"
-        draw(shares, title, args.plot)
+        draw(efficiencies, title, args.plot)
 
 
 if __name__ == "__main__":

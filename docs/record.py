@@ -1,12 +1,13 @@
-"""Records the first minute, as README.md shows it, into docs/first-minute.gif.
+"""Record the first minute that README.md shows as docs/first-minute.gif.
 
-    python docs/record.py
+    python docs/record.py [FILE]
 
-A real terminal: bash, with the `cookiecutter` and the `python` of this Python's folder, is typed
-the keys below. pyte knows what a terminal does with what it is sent; Pillow draws it, with the font
-that matplotlib brings along. These three are all that it needs beside what the tests do.
+Type the keys below into bash in a pseudo-terminal, with the `cookiecutter` and the `python` of this
+Python's folder. pyte interprets the output of the terminal, and Pillow draws it with a font of
+matplotlib. These three packages are needed besides those of the tests.
 """
 
+import contextlib
 import os
 import pty
 import re
@@ -24,13 +25,29 @@ from matplotlib import font_manager
 from PIL import Image, ImageDraw, ImageFont
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-COLUMNS, ROWS = 96, 30
-WIDTH, HEIGHT = 8, 17  # of a character, in pixels
+PICTURE = TEMPLATE / "docs" / "first-minute.gif"
+COLUMNS = 96
+ROWS = 30
+CHARACTER_WIDTH = 8  # pixels
+CHARACTER_HEIGHT = 17
+MARGIN = 8
 FONT = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), 13)
-PAPER, INK = "#1e2127", "#d6d9e0"
-COLORS = {"cyan": "#61bccd", "magenta": "#c68cd6", "green": "#8cc26e", "brown": "#d1aa66"}
+BACKGROUND = "#1e2127"
+FOREGROUND = "#d6d9e0"
+COLORS = {
+    "cyan": "#61bccd",
+    "magenta": "#c68cd6",
+    "green": "#8cc26e",
+    "brown": "#d1aa66",
+}
+ESCAPE_SEQUENCE = r"\x1b\[[0-9;?]*[a-zA-Z]|\r"
+QUIET_SECONDS = 0.15  # without output, the screen is complete
+FRAME_SECONDS = 0.1  # with continuous output
+LONGEST_SECONDS = 1.5  # of a screen that doesn't change
+LAST_SECONDS = 6
+CTRL_C = "\x03"
 
-# What the last lines are like when the keys are typed, and the keys.
+# Patterns of the output so far, and the keys that are typed when they match.
 KEYS = [
     (r"\$ $", "cookiecutter cookiecutter-tf-distribute\r"),
     (r"\(TF Distribute\): $", "Digits\r"),
@@ -40,73 +57,114 @@ KEYS = [
     (r"How several[\s\S]*\(1\): $", "\r"),
     (r"Job file[\s\S]*\(1\): $", "\r"),
     (r"\$ $", "cd digits && python train.py\r"),
-    (r"epoch +12/30", "\x03"),  # Ctrl-C
+    (r"epoch +12/30", CTRL_C),
     (r"\$ $", "python train.py\r"),
     (r"\$ $", "ls run\r"),
     (r"\$ $", ""),
 ]
 
 
-def play():
-    """Types the keys. Returns pictures of the screen, and how long each was seen, in seconds."""
-    screen = pyte.Screen(COLUMNS, ROWS)
-    stream, frames, keys = pyte.ByteStream(screen), [], list(KEYS)
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "cookiecutter-tf-distribute").symlink_to(TEMPLATE)
-        config = Path(folder, "config.yaml")
-        config.write_text(f"replay_dir: {folder}/replay\ncookiecutters_dir: {folder}/templates\n")
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        env = {"PS1": "$ ", "TERM": "xterm-256color", "COOKIECUTTER_CONFIG": str(config)}
-        child, terminal = pty.fork()
-        if child == 0:
-            os.chdir(folder)
-            env = {**os.environ, **env, "PATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
-            os.execvpe("bash", ["bash", "--norc", "--noediting"], env)
-        ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        heard, seen = "", time.monotonic()
-        while keys:
-            while select.select([terminal], [], [], 0.15)[0]:
-                text = os.read(terminal, 1 << 16)
-                stream.feed(text)
-                heard += text.decode(errors="replace")
-                if time.monotonic() - seen > 0.1:
-                    break
-            frames.append((draw(screen), time.monotonic() - seen))
-            seen = time.monotonic()
-            if re.search(keys[0][0], re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", heard)):
-                heard, typed = "", keys.pop(0)[1]
-                os.write(terminal, typed.encode())
-        os.close(terminal)  # which ends bash
-    return frames
+class Terminal:
+    """A shell in a pseudo-terminal, and pictures of its screen."""
+
+    def __init__(self, folder):
+        self.screen = pyte.Screen(COLUMNS, ROWS)
+        self.stream = pyte.ByteStream(self.screen)
+        self.frames = []  # (picture, seconds)
+        self.output = ""  # since the last keys
+        self.file = start_shell(folder)
+        self.drawn_at = time.monotonic()
+
+    def read_screen(self):
+        """Read output until it pauses, and draw the screen."""
+        while select.select([self.file], [], [], QUIET_SECONDS)[0]:
+            content = os.read(self.file, 1 << 16)
+            self.stream.feed(content)
+            self.output += content.decode(errors="replace")
+            if time.monotonic() - self.drawn_at > FRAME_SECONDS:
+                break
+        self.frames.append((draw(self.screen), time.monotonic() - self.drawn_at))
+        self.drawn_at = time.monotonic()
+
+    def shows(self, pattern):
+        text = re.sub(ESCAPE_SEQUENCE, "", self.output)
+        return re.search(pattern, text)
+
+    def type_keys(self, keys):
+        self.output = ""
+        os.write(self.file, keys.encode())
+
+
+def start_shell(folder):
+    """Start bash in a folder with the template. Return the file of its terminal."""
+    (folder / "cookiecutter-tf-distribute").symlink_to(TEMPLATE)
+    config = folder / "config.yaml"
+    config.write_text(f"replay_dir: {folder}/replay\ncookiecutters_dir: {folder}/templates\n")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PS1": "$ ",
+        "TERM": "xterm-256color",
+        "COOKIECUTTER_CONFIG": str(config),
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
+    child, file = pty.fork()
+    if child == 0:
+        os.chdir(folder)
+        os.execvpe("bash", ["bash", "--norc", "--noediting"], environment)
+    ioctl(file, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    return file
+
+
+def record():
+    """Type the keys. Return pictures of the screen, and for how many seconds each was visible."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        terminal = Terminal(Path(folder))
+        stack.callback(os.close, terminal.file)  # ends bash
+        for pattern, keys in KEYS:
+            terminal.read_screen()
+            while not terminal.shows(pattern):
+                terminal.read_screen()
+            terminal.type_keys(keys)
+        return terminal.frames
 
 
 def draw(screen):
-    picture = Image.new("RGB", (COLUMNS * WIDTH + 16, ROWS * HEIGHT + 16), PAPER)
+    width = COLUMNS * CHARACTER_WIDTH + 2 * MARGIN
+    height = ROWS * CHARACTER_HEIGHT + 2 * MARGIN
+    picture = Image.new("RGB", (width, height), BACKGROUND)
     canvas = ImageDraw.Draw(picture)
     for row, line in screen.buffer.items():
         for column, cell in line.items():
-            place = 8 + column * WIDTH, 8 + row * HEIGHT
-            canvas.text(place, cell.data, COLORS.get(cell.fg, INK), FONT)
+            x = MARGIN + column * CHARACTER_WIDTH
+            y = MARGIN + row * CHARACTER_HEIGHT
+            color = COLORS.get(cell.fg, FOREGROUND)
+            canvas.text((x, y), cell.data, color, FONT)
     return picture
 
 
-def join(frames):
-    """Returns the frames with those that are alike as one, for a second and a half at most."""
-    joined = []
+def merge_equal(frames):
+    """Merge consecutive frames with the same picture. A pause becomes shorter."""
+    merged = []
     for picture, seconds in frames:
-        if joined and joined[-1][0].tobytes() == picture.tobytes():
-            joined[-1] = joined[-1][0], min(1.5, joined[-1][1] + seconds)
-        else:
-            joined.append((picture, seconds))
-    return [*joined[:-1], (joined[-1][0], 6)]
+        if merged and merged[-1][0].tobytes() == picture.tobytes():
+            picture, seconds_before = merged.pop()
+            seconds = min(LONGEST_SECONDS, seconds_before + seconds)
+        merged.append((picture, seconds))
+    last_picture, _ = merged.pop()
+    return [*merged, (last_picture, LAST_SECONDS)]
 
 
 def main():
-    frames = join(play())
-    pictures = [picture.quantize(16, dither=Image.Dither.NONE) for picture, _ in frames]
+    path = PICTURE
+    if sys.argv[1:]:
+        path = Path(sys.argv[1])
+    frames = merge_equal(record())
     milliseconds = [round(1000 * seconds) for _, seconds in frames]
-    path = TEMPLATE / "docs" / "first-minute.gif"
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0)
+    pictures = [picture.quantize(16, dither=Image.Dither.NONE) for picture, _ in frames]
+    first, *others = pictures
+    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0)
     print(f"{path}: {len(frames)} pictures, {sum(milliseconds) / 1000:.0f} s")
 
 

@@ -1,7 +1,7 @@
-"""Show the answers that took effect, and what to run next.
+"""Show the answers that were used, and the next commands.
 
-cookiecutter renders this file, then runs it in the finished project folder. It is valid Python
-before that too: it can be linted, formatted, and imported by the tests.
+cookiecutter renders this file and runs it in the finished project folder. The file is also valid
+Python before that, so it can be linted, formatted and imported by the tests.
 """
 
 import json
@@ -9,12 +9,11 @@ import os
 import shlex
 import sys
 
-# Pairs of question and answer, in the order of the questions. They are read as data and can't
-# become code: in JSON a quote inside a text is written \" and so never ends this raw string, and
-# no more than two bare quotes stand side by side, those of an empty text.
+# Pairs of question and answer, in the order of the questions. They are JSON in a raw string, so an
+# answer cannot become code: JSON writes a quote as \", and an empty answer gives only two quotes.
 ANSWERS = r"""{{ cookiecutter.items() | list | tojson }}"""
 
-# The cluster of which a file is. -f over an older project leaves those of another.
+# The cluster that each file belongs to. `cookiecutter -f` keeps the files of an older project.
 CLUSTER_OF = {
     "launch/slurm.sbatch": "slurm",
     "launch/kubernetes.yaml": "kubernetes",
@@ -23,43 +22,45 @@ CLUSTER_OF = {
 
 
 def find_leftovers(answers, folder="."):
-    """Return the files in the project's folder that are of another cluster than the one chosen."""
-    others = (path for path, cluster in CLUSTER_OF.items() if cluster != answers["cluster"])
-    return [path for path in others if os.path.exists(os.path.join(folder, path))]
+    """Return the files in the project folder that belong to another cluster than the chosen one."""
+    leftovers = []
+    for path, cluster in CLUSTER_OF.items():
+        exists = os.path.exists(os.path.join(folder, path))
+        if exists and cluster != answers["cluster"]:
+            leftovers.append(path)
+    return leftovers
 
 
 def describe(answers, leftovers=()):
     """Return the closing message."""
     project_dir = os.path.join(answers["_output_dir"], answers["project_slug"])
     public = {key: answer for key, answer in answers.items() if not key.startswith("_")}
-    width = max(map(len, public))
-    return "\n".join(
-        [
-            "",
-            f"Made {project_dir} with these answers:",
-            "",
-            *(f"  {question:{width}}  {answer}" for question, answer in public.items()),
-            "",
-            "Not what you asked for? cookiecutter ignores a misspelt key=value silently.",
-            "",
-            *(f"Left from before, of another cluster: {path}" for path in leftovers),
-            *([""] if leftovers else []),
-            "Next, train the example, then prove its hooks:",
-            "",
-            f"  cd {shlex.quote(project_dir)}",
-            "  uv run train.py",
-            "  uv run pytest",
-            "",
-        ]
-    )
+    width = max(len(question) for question in public)
+    lines = ["", f"Created {project_dir} with these answers:", ""]
+    for question, answer in public.items():
+        lines.append(f"  {question:{width}}  {answer}")
+    lines += ["", "Check them: cookiecutter ignores misspelled key=value arguments.", ""]
+    for path in leftovers:
+        lines.append(f"Not part of this project, from an earlier choice of cluster: {path}")
+    if leftovers:
+        lines.append("")
+    lines += [
+        "Next, train the example and test its hooks:",
+        "",
+        f"  cd {shlex.quote(project_dir)}",
+        "  uv run train.py",
+        "  uv run pytest",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def main():
     """Print the closing message."""
     answers = dict(json.loads(ANSWERS))
-    if "_commit" in answers:  # cruft also renders only to compare, and doesn't say where
-        return
-    # A terminal that can't show some letter of the name must not make a finished project fail.
+    if "_commit" in answers:
+        return  # cruft also renders projects only to compare them, and doesn't tell hooks
+    # On a terminal that cannot show a character of the name, the hook must not fail.
     sys.stdout.reconfigure(errors="backslashreplace")
     print(describe(answers, find_leftovers(answers)))
 

@@ -1,7 +1,7 @@
-"""Refuse answers that the project could not hold, all of them at once.
+"""Reject answers that would give a broken project, and report all of them at once.
 
-cookiecutter renders this file, then runs it in the new, still empty project folder. It is valid
-Python before that too: it can be linted, formatted, and imported by the tests.
+cookiecutter renders this file and runs it in the new, still empty project folder. The file is also
+valid Python before that, so it can be linted, formatted and imported by the tests.
 """
 
 import json
@@ -12,33 +12,22 @@ import shlex
 import sys
 import unicodedata
 
-# Pairs of question and answer, in the order of the questions. They are read as data and can't
-# become code: in JSON a quote inside a text is written \" and so never ends this raw string, and
-# no more than two bare quotes stand side by side, those of an empty text.
+# Pairs of question and answer, in the order of the questions. They are JSON in a raw string, so an
+# answer cannot become code: JSON writes a quote as \", and an empty answer gives only two quotes.
 ANSWERS = r"""{{ cookiecutter.items() | list | tojson }}"""
 
 DEFAULT_NAME = "TF Distribute"
 DEFAULT_SLUG = "tf_distribute"
-# Columns, not characters, as ruff measures the line that holds the name.
-MAX_NAME_COLUMNS = 60
-MAX_NAME_LENGTH = 240  # of a letter, any number of accents takes one column
+MAX_NAME_COLUMNS = 60  # ruff limits the columns of the line that contains the name
+MAX_NAME_LENGTH = 240  # in characters: combining accents take no column
 MAX_SLUG_LENGTH = 50
 MAX_SHOWN_LENGTH = 80
 
-# As in cookiecutter.json. cookiecutter checks what is typed, or given as key=value; not what a
-# replay has, nor whether an answer in a user's configuration is a text.
-CHOICES = {
-    "task": ["image_classification", "text_classification", "tabular_regression"],
-    "script": ["essential", "complete"],
-    "distribution": ["synchronous", "parameter_server"],
-    "cluster": ["none", "slurm", "kubernetes"],
-}
-
-# The slug is the project's name in pyproject.toml as well, which may not end in an underscore.
+# The slug is also the project's name in pyproject.toml, which must not end with an underscore.
 SLUG_SHAPE = re.compile(r"[a-z]([a-z0-9_]*[a-z0-9])?")
 
-# What the project imports, installs or contains. A project of the same name would depend on
-# itself, or be imported in the place of the other.
+# Packages and modules that the project imports, installs or contains. A project with one of these
+# names would depend on itself, or shadow the module.
 NAMES_IN_USE = {
     "keras",
     "keras_hub",
@@ -57,18 +46,18 @@ NAMES_IN_USE = {
     "train",
 }
 
-# Windows can make no folder of such a name, whatever its ending.
+# Windows cannot create a folder with one of these names.
 DEVICES = {"aux", "con", "nul", "prn"} | {f"{x}{n}" for x in ("com", "lpt") for n in range(10)}
 
-# Line ends and other control characters would leave the comment or the title that holds the name;
-# lone surrogates can't be written as UTF-8.
+# Line ends and other control characters would end the comment or title that contains the name.
+# Lone surrogates cannot be encoded as UTF-8.
 CONTROL_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
-# These make an editor show the rest of the line in an order other than that of the file.
+# These characters make an editor show the rest of the line in another order.
 BIDIRECTIONAL_CONTROLS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 def is_control(character):
-    """Return whether a character steers the text instead of being part of it."""
+    """Return whether a character controls how the text is shown or stored."""
     return (
         unicodedata.category(character) in CONTROL_CATEGORIES
         or unicodedata.bidirectional(character) in BIDIRECTIONAL_CONTROLS
@@ -76,44 +65,55 @@ def is_control(character):
 
 
 def columns(text):
-    """Return how many columns of a terminal a text takes."""
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    combining = sum(unicodedata.combining(character) != 0 for character in text)
-    return len(text) + wide - combining
+    """Return the number of terminal columns of a text."""
+    wide = [character for character in text if unicodedata.east_asian_width(character) in "WF"]
+    combining = [character for character in text if unicodedata.combining(character)]
+    return len(text) + len(wide) - len(combining)
+
+
+def list_broken(rules):
+    """Return the rules that are not satisfied. `rules` says for each rule whether it is."""
+    return [rule for rule, is_satisfied in rules.items() if not is_satisfied]
 
 
 def broken_name_rules(name):
     """Return the rules that a project_name breaks."""
+    is_blank = name.strip() == ""
+    is_stripped = name.strip() == name
+    has_control = any(is_control(character) for character in name)
     rules = {
-        "is not blank": name.strip() != "",
-        "has no white space at either end": name.strip() in (name, ""),
-        "is one line without control characters": not any(map(is_control, name)),
-        f"takes at most {MAX_NAME_COLUMNS} columns (a Chinese character takes two)": (
+        "must not be blank": not is_blank,
+        "must not start or end with white space": is_stripped or is_blank,
+        "must be one line without control characters": not has_control,
+        f"must take at most {MAX_NAME_COLUMNS} columns (a Chinese character takes two)": (
             columns(name) <= MAX_NAME_COLUMNS
         ),
-        f"has at most {MAX_NAME_LENGTH} characters, accents included": len(name) <= MAX_NAME_LENGTH,
+        f"must have at most {MAX_NAME_LENGTH} characters, including accents": (
+            len(name) <= MAX_NAME_LENGTH
+        ),
     }
-    return [rule for rule, is_kept in rules.items() if not is_kept]
+    return list_broken(rules)
 
 
 def broken_slug_rules(slug):
     """Return the rules that a project_slug breaks."""
+    is_keyword = slug in keyword.kwlist or slug in keyword.softkwlist
     rules = {
-        "has only the letters a to z, digits and underscores, begins with a letter, and ends "
-        "with a letter or digit": SLUG_SHAPE.fullmatch(slug) is not None,
-        f"has at most {MAX_SLUG_LENGTH} characters": len(slug) <= MAX_SLUG_LENGTH,
-        "is not a keyword of Python": slug not in keyword.kwlist + keyword.softkwlist,
-        "is not a module of Python's standard library": slug not in sys.stdlib_module_names,
-        "is not a name that the project itself imports, installs or contains": (
+        "must contain only the letters a to z, digits and underscores, start with a letter, and "
+        "end with a letter or digit": SLUG_SHAPE.fullmatch(slug) is not None,
+        f"must have at most {MAX_SLUG_LENGTH} characters": len(slug) <= MAX_SLUG_LENGTH,
+        "must not be a Python keyword": not is_keyword,
+        "must not be a module of Python's standard library": slug not in sys.stdlib_module_names,
+        "must not be a name that this project imports, installs or contains": (
             slug not in NAMES_IN_USE
         ),
-        "is not a name that Windows keeps for a device": slug not in DEVICES,
+        "must not be a device name of Windows": slug not in DEVICES,
     }
-    return [rule for rule, is_kept in rules.items() if not is_kept]
+    return list_broken(rules)
 
 
 def accepted_name(name):
-    """Return the accepted project_name that is nearest to the one given."""
+    """Return an accepted project_name that is close to the given one."""
     one_line = "".join(" " if is_control(character) else character for character in name)
     shortened = one_line.strip()[:MAX_NAME_COLUMNS]
     while columns(shortened) > MAX_NAME_COLUMNS:
@@ -122,7 +122,7 @@ def accepted_name(name):
 
 
 def accepted_slug(slug):
-    """Return an accepted project_slug that is near to the one given."""
+    """Return an accepted project_slug that is close to the given one."""
     without_accents = unicodedata.normalize("NFKD", slug).encode("ascii", "ignore").decode()
     words = re.findall(r"[a-z0-9]+", without_accents.lower())
     if not words:
@@ -130,28 +130,40 @@ def accepted_slug(slug):
     if words[0][0].isdigit():
         words.insert(0, "project")
     cleaned = "_".join(words)[:MAX_SLUG_LENGTH].rstrip("_")
-    # Only short names are reserved, so that there is room to tell this one apart from them.
-    return f"{cleaned}_project" if broken_slug_rules(cleaned) else cleaned
+    if not broken_slug_rules(cleaned):
+        return cleaned
+    # Only reserved names are left. They are short, so the longer name is not too long.
+    return f"{cleaned}_project"
+
+
+def broken_choice_rules(answer, choices):
+    """Return the rules that an answer to a question with choices breaks."""
+    if answer in choices:
+        return []
+    return [f"must be one of: {', '.join(choices)}"]
 
 
 def find_faults(answers):
-    """Return, by question, the rules that its answer breaks and an answer that is accepted."""
-    name, slug = str(answers["project_name"]), str(answers["project_slug"])
+    """Return the rejected answers: by question, the broken rules and an accepted answer."""
+    name = str(answers["project_name"])
+    slug = str(answers["project_slug"])
     checked = {
         "project_name": (broken_name_rules(name), accepted_name(name)),
         "project_slug": (broken_slug_rules(slug), accepted_slug(slug)),
     }
-    for question, choices in CHOICES.items():
-        rules = [] if answers[question] in choices else [f"is one of: {', '.join(choices)}"]
+    # cookiecutter checks typed answers and key=value arguments, but not the choices in a replay,
+    # nor the types in a user's configuration. `_choices` repeats the choices of the questions.
+    for question, choices in answers.get("_choices", {}).items():
+        rules = broken_choice_rules(answers[question], choices)
         checked[question] = (rules, choices[0])
     for question, (rules, _) in checked.items():
-        if not isinstance(answers[question], str):  # null, or what YAML takes for a truth value
-            rules.append("is a text, in quotes where a file has it")
+        if not isinstance(answers[question], str):  # null, or a YAML boolean such as `yes`
+            rules.append("must be text; in a file, put it in quotes")
     return {question: fault for question, fault in checked.items() if fault[0]}
 
 
 def shown(answer):
-    """Return an answer in a form that can't disturb a terminal."""
+    """Return an answer as text that is safe to print on a terminal."""
     text = repr(answer)
     if len(text) <= MAX_SHOWN_LENGTH:
         return text
@@ -160,58 +172,72 @@ def shown(answer):
 
 def as_argument(question, answer):
     """Return key=value for the command line, where cookiecutter renders the value as a template."""
-    if "{" in answer:
-        # A template that is one text constant renders to just that text.
-        answer = "{" * 2 + " " + json.dumps(answer, ensure_ascii=False) + " " + "}" * 2
-    return f"{question}={answer}"
+    if "{" not in answer:
+        return f"{question}={answer}"
+    # A template that consists of one text constant renders to that text.
+    constant = json.dumps(answer, ensure_ascii=False)
+    opening = "{" * 2  # not written as two braces, because cookiecutter renders this file
+    closing = "}" * 2
+    return f"{question}={opening} {constant} {closing}"
+
+
+def command_options(answers, faults):
+    """Return the start of the corrected command: the words before the answers."""
+    words = ["cookiecutter", answers["_template"], "--no-input"]
+    if "_output_dir" in answers:  # cruft doesn't pass it
+        words += ["--output-dir", answers["_output_dir"]]
+    if answers.get("_checkout"):
+        words += ["--checkout", answers["_checkout"]]
+    if any(not isinstance(answers[question], str) for question in faults):
+        # Ignore the user's configuration: if it has a boolean for a question, cookiecutter converts
+        # the answer on the command line to a boolean too.
+        words.append("--default-config")
+    return words
 
 
 def corrected_command(answers, faults):
-    """Return the command that gives accepted answers, and a line that marks those that differ."""
-    command = ["cookiecutter", answers["_template"], "--no-input"]
-    if "_output_dir" in answers:  # cruft doesn't say
-        command += ["--output-dir", answers["_output_dir"]]
-    if answers.get("_checkout"):
-        command += ["--checkout", answers["_checkout"]]
-    if not all(isinstance(answers[question], str) for question in faults):
-        command.append("--default-config")  # cookiecutter would read a given answer as its kind
-    words = [shlex.quote(word) for word in command]
+    """Return a command with accepted answers, and a line that marks the corrections with ^."""
+    words = [shlex.quote(word) for word in command_options(answers, faults)]
     marks = [" " * columns(word) for word in words]
     for question, answer in answers.items():
         if question.startswith("_"):
             continue
-        accepted = faults[question][1] if question in faults else answer
-        words.append(shlex.quote(as_argument(question, accepted)))
-        marks.append(("^" if question in faults else " ") * columns(words[-1]))
+        mark = " "
+        if question in faults:
+            _, answer = faults[question]
+            mark = "^"
+        word = shlex.quote(as_argument(question, answer))
+        words.append(word)
+        marks.append(mark * columns(word))
     return " ".join(words), " ".join(marks).rstrip()
 
 
-def describe(answers, faults, is_over_another=False):
-    """Return the message for the person who gave the answers, or gave them over another project."""
-    count = "1 answer" if len(faults) == 1 else f"{len(faults)} answers"
-    lines = ["", f"Nothing was made: {count} can't be used.", ""]
+def describe(answers, faults, folder_exists=False):
+    """Return the error message. `folder_exists` says whether the project folder is an older one."""
+    count = "1 answer is" if len(faults) == 1 else f"{len(faults)} answers are"
+    lines = ["", f"No project was created: {count} invalid.", ""]
     for question, (rules, accepted) in faults.items():
         lines.append(f"  {question} is {shown(answers[question])}")
-        lines += [f"    rule:      it {rule}" for rule in rules]
+        lines += [f"    rule:      {rule}" for rule in rules]
         lines += [f"    accepted:  {shown(accepted)}", ""]
     command, marks = corrected_command(answers, faults)
-    lines += ["Paste this to go on. What differs from your answers is marked with ^.", ""]
-    # Nothing stands before or behind the command, not even a comment: zsh would take a comment on
-    # a typed line for more arguments.
+    lines += ["Paste this command to continue. The corrected answers are marked with ^.", ""]
+    # The command has a line to itself, without a comment: in zsh, a comment on a typed line is read
+    # as more arguments.
     lines += [command, marks, ""]
-    if is_over_another:  # Whether -s came along, which keeps what is there, no hook is told.
-        lines += ["The folder's files are as they were: add -f again, and -s if you gave it.", ""]
-    lines += ["What follows is cookiecutter's own report of this refusal.", ""]
+    if folder_exists:  # cookiecutter doesn't tell hooks whether -s was used
+        lines += ["No file in the folder was changed. Add -f again, and -s if you used it.", ""]
+    lines += ["cookiecutter's own report of this error follows.", ""]
     return "\n".join(lines)
 
 
 def main():
-    """Return the exit code: 0 to go on, 1 to have cookiecutter stop and remove the folder."""
+    """Return the exit code: 0 to continue, 1 to make cookiecutter stop and remove the folder."""
     answers = dict(json.loads(ANSWERS))
     faults = find_faults(answers)
     if not faults:
         return 0
-    print(describe(answers, faults, is_over_another=bool(os.listdir())), file=sys.stderr)
+    print(describe(answers, faults, folder_exists=bool(os.listdir())), file=sys.stderr)
     return 1
 
 

@@ -1,64 +1,101 @@
-def create_managers():
-    """Returns the checkpoints' managers, of variables by position: two layers may have one name."""
-    weights = [x for each in tf.nest.flatten(model) for x in each.variables]
-    slots = [x.value for each in tf.nest.flatten(optimizer) for x in each.variables]
-    kept = {"model": [x.value for x in weights], "names": tf.Variable([x.path for x in weights])}
-    best = tf.train.Checkpoint(step=state["step"], **kept)
-    last = tf.train.Checkpoint(**state, **kept, optimizer=slots)
-    folder, keep = run_dir / "checkpoints", tf.train.CheckpointManager
-    try:
-        return {"best": keep(best, folder / "best", 1), "last": keep(last, folder / "last", 3)}
-    except Exception as error:  # about TensorFlow's lists of what is there
-        refuse(f"{folder}: best/checkpoint or last/checkpoint is damaged ({error}); remove it")
+checkpoints: dict[str, tf.train.Checkpoint] = {}
+MAX_TO_KEEP = {"best": 1, "last": 3}
 
 
-# {% block are_finite %}
+def create_checkpoints():
+    """Create what is saved in checkpoints/best and checkpoints/last.
+
+    Variables are saved by position, because two layers may have the same name.
+    """
+    saved = {
+        "step": tf.Variable(np.int64(0)),
+        "model": [variable.value for variable in list_variables(model)],
+        "names": tf.Variable([variable.path for variable in list_variables(model)]),
+    }
+    checkpoints["best"] = tf.train.Checkpoint(**saved)
+    checkpoints["last"] = tf.train.Checkpoint(
+        **saved,
+        best_loss=tf.Variable(np.float64("inf")),
+        optimizer=[variable.value for variable in list_variables(optimizer)],
+    )
+
+
 @tf.function
-def are_finite():
-    kept = managers["last"].checkpoint
-    sums = [tf.reduce_sum(tf.convert_to_tensor(x)) for x in (*kept.model, *kept.optimizer)]
-    return tf.reduce_all([tf.math.is_finite(x) for x in sums if x.dtype.is_floating])
+def are_weights_finite():
+    """Return whether all variables of models and optimizers are finite, [] bool."""
+    are_finite = []
+    for variable in list_variables(model) + list_variables(optimizer):
+        value = variable.value
+        if value.dtype.is_floating:
+            # {% if cookiecutter.__size == "parameter_server" %}
+            with tf.device(value.device):  # sums are sent over the network, not weights
+                are_finite.append(tf.math.is_finite(tf.reduce_sum(value)))
+            # {% else %}
+            are_finite.append(tf.math.is_finite(tf.reduce_sum(value)))
+            # {% endif %}
+    return tf.reduce_all(are_finite)
 
 
-# {% endblock %}
-# {% block save %}
-def save(which):
-    """Has the chief write a checkpoint."""
-    if WORKER == 0:  # counted by the step: files don't differ by how often a run was stopped
-        managers[which].checkpoint.save_counter.assign(state["step"] - 1)
-        managers[which].save(checkpoint_number=state["step"].numpy())
+def save(kind):
+    # {% if cookiecutter.__size == "parameter_server" %}
+    """Write a checkpoint, each server its part, and remove older ones."""
+    # {% else %}
+    """Write a checkpoint on the chief, and remove older ones."""
+    if config.worker_index > 0:
+        return
+    # {% endif %}
+    checkpoint = checkpoints[kind]
+    checkpoint.step.assign(state.step)
+    if kind == "last":
+        checkpoint.best_loss.assign(state.best_loss)
+    # The counter becomes the step: the file doesn't depend on the number of restarts.
+    checkpoint.save_counter.assign(state.step - 1)
+    folder = run_path("checkpoints", kind)
+    checkpoint.save(folder / "ckpt")
+    for step in list_checkpoints(kind)[: -MAX_TO_KEEP[kind]]:
+        for path in folder.glob(f"ckpt-{step}.*"):
+            path.unlink()
 
 
-# {% endblock %}
-def find_checkpoint(which):
-    """Returns the newest one's path, or None; not by TensorFlow's list: a kill leaves it behind."""
-    paths = (x for x in run_dir.glob(f"checkpoints/{which}/ckpt-*.index") if x.stem[5:].isdigit())
-    magic = b"W\xfb\x80\x8b$uG\xdb"  # at the end of an index that no kill has cut short
-    whole = (x.with_suffix("") for x in paths if x.read_bytes().endswith(magic))
-    return max(whole, key=lambda x: int(x.name[5:]), default=None)
+def list_checkpoints(kind):
+    """Return the steps of all checkpoints of a kind. The index file is written last.
+
+    tf.train.latest_checkpoint reads TensorFlow's list of checkpoints. A kill may leave the list
+    older than the files, and without the list it finds nothing.
+    """
+    paths = run_path("checkpoints", kind).glob("ckpt-*.index")
+    return sorted(int(path.stem.removeprefix("ckpt-")) for path in paths)
 
 
-# {% block restore %}
-def restore(which):
-    """Restores the newest checkpoint, if any, and each replica's random state. Returns the step."""
-    # {% endblock %}
-    path = find_checkpoint(which)
-    if which == "best" and not path:
-        refuse(f"--run-dir {run_dir} has no best checkpoint; train it first, or put it back")
-    try:
-        if path:
-            managers[which].checkpoint.restore(str(path)).assert_consumed()
-    except Exception as error:  # of half a dozen kinds, by what is cut short, flipped, or unlike
-        reason = str(error).partition("\n")[0]
-        refuse(f"{path} is damaged, or not of this model ({reason}); name another --run-dir")
-    # {% block random_state %}
+def find_checkpoint(kind):
+    """Return the path of the newest checkpoint, or None before the first one."""
+    steps = list_checkpoints(kind)
+    if kind == "best" and not steps:
+        raise WrongInput(f"--run-dir {config.run_dir} has no best checkpoint; train first")
+    return run_path("checkpoints", kind, f"ckpt-{steps[-1]}") if steps else None
+
+
+def restore(kind):
+    """Restore the newest checkpoint of a kind. Without any, training starts from scratch."""
+    path = find_checkpoint(kind)
+    if path:
+        checkpoint = checkpoints[kind]
+        try:
+            checkpoint.restore(str(path)).assert_consumed()
+        except Exception as error:
+            # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
+            reason = str(error).partition("\n")[0]
+            raise WrongInput(
+                f"{path} is corrupt or of another model ({reason}); use another --run-dir"
+            ) from error
+        if kind == "last":
+            state.step = int(checkpoint.step)
+            state.best_loss = float(checkpoint.best_loss)
+    # {% if cookiecutter.__size != "parameter_server" %}
     seed_replicas()
-    # {% endblock %}
-    return int(state["step"].numpy())
+    # {% endif %}
 
 
-# {%- block seed_replicas +%}
-
-
-# {% include "random_state.py" %}
-# {% endblock %}
+def restore_run(checkpoint):
+    """Restore the run from its last checkpoint, if there is one."""
+    restore("last")

@@ -1,36 +1,39 @@
-# {% block head %}
-def export(folder, examples):
-    """Writes the first model for serving, of what `fetch` puts first, and each as .keras."""
-    weights = [x.numpy() for each in tf.nest.flatten(model) for x in each.variables]
-    # {% endblock %}
-    keras.utils.clear_session(free_memory=False)  # so that layers count from 1
-    # {% block policy %}
-    # {% endblock %}
-    with tf.device("CPU:0"):  # made without a strategy, a copy loads anywhere
-        models = tf.nest.flatten(create_model_and_optimizer(tf.distribute.get_strategy())[0])
-        # {% block assign %}
-        for copy in (x for each in models for x in each.variables):
-            copy.assign(weights.pop(0))
-        # {% endblock %}
-    examples = fetch(tf.nest.map_structure(lambda x: x[:1], examples))
-    inputs, *others = examples if isinstance(examples, tuple) else (examples,)
-    spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
+def export_model(datasets):
+    """Export the tested model to the run directory."""
+    # {% if cookiecutter.__size == "parameter_server" %}
+    export(run_path("export"), datasets["test"])
+    # {% else %}
+    if config.worker_index == 0:
+        export(run_path("export"), datasets["test"])
+    # {% endif %}
+    print_status(f"written to {config.run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
+    # {% if cookiecutter.__size != "parameter_server" %}
+    barrier()  # a worker that ends while others run would be reported as lost
+    # {% endif %}
 
-    @tf.function(input_signature=[spec])
-    def serve(inputs):
-        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
-        blank = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), others)
-        batch = (inputs, *blank) if isinstance(examples, tuple) else inputs
-        batch = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
-        return models[0](batch[0], training=False)
 
-    part, archive = folder.with_name("export.part"), keras.export.ExportArchive()
+def export(folder, split):
+    """Write a SavedModel that maps the first component of `fetch` to predictions, and .keras files.
+
+    With several models, the SavedModel contains the first one. The exported models are copies
+    made without a strategy, which can be loaded anywhere.
+    """
+    weights = [variable.numpy() for variable in list_variables(model)]
+    keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
+    with tf.device("CPU:0"):
+        copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
+        for variable, weight in zip(list_variables(copies), weights, strict=True):
+            variable.assign(weight)
+    copies = tf.nest.flatten(copies)
+    archive = keras.export.ExportArchive()
+    archive.track(copies[0])
+    archive.add_endpoint("serve", create_serving_function(copies[0], split))
+    part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
-    # {% block write %}
-    archive.track(models[0])
-    archive.add_endpoint("serve", serve)
     archive.write_out(part, verbose=False)
-    for number, each in enumerate(models, start=1):
+    for number, each in enumerate(copies, start=1):
         each.save(part / ("model.keras" if number == 1 else f"model_{number}.keras"))
-    # {% endblock %}
     part.rename(folder)
+
+
+# {% include "serving.py" %}

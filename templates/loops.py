@@ -1,7 +1,9 @@
 @tf.function
 def run_steps(distributed_step, iterator, steps):
-    """Runs many steps in one graph. Their number is a tensor: a Python number would trace a graph
-    for each value. Returns the sums of the losses and of their weights, [2] float64."""
+    """Run many steps in one graph. Return the sums of losses and weights, [2] float64.
+
+    `steps` is a tensor, since a Python number would trace a graph for each value.
+    """
     sums = tf.zeros([2], tf.float64)
     for _ in tf.range(steps):
         sums += tf.cast(distributed_step(next_batch(iterator)), tf.float64)
@@ -9,21 +11,20 @@ def run_steps(distributed_step, iterator, steps):
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Returns the loss and the metrics, means over the steps."""
+    """Return the mean loss and the metrics of some steps."""
     for metric in metrics:
         metric.reset_state()
-    loss, weight = run_steps(distributed_step, iterator, tf.constant(steps)).numpy()
-    values = {metric.name: float(metric.result()) for metric in metrics}
-    return {"loss": float(loss / weight) if weight else 0.0, **values}
+    loss_sum, weight_sum = run_steps(distributed_step, iterator, tf.constant(steps)).numpy()
+    return summarize(loss_sum, weight_sum, metrics)
 
 
 def train(iterator, steps):
-    """Runs a loop of training. Returns the values of its line in the log."""
-    started = time.perf_counter()
+    """Run a loop of training. Return the values of its log line."""
+    started_at = time.perf_counter()
     values = run_loop(distributed_train_step, train_metrics, iterator, steps)
-    rate = tf.nest.flatten(optimizer)[0].learning_rate.numpy()  # waits for a GPU still at it
-    speed = steps * GLOBAL_BATCH_SIZE / (time.perf_counter() - started)
-    return {**values, "learning_rate": float(rate), "examples_per_second": speed}
+    learning_rate = tf.nest.flatten(optimizer)[0].learning_rate.numpy()  # a GPU has finished now
+    speed = steps * config.global_batch_size / (time.perf_counter() - started_at)
+    return {**values, "learning_rate": float(learning_rate), "examples_per_second": speed}
 
 
 def validate(iterator, steps):

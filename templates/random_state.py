@@ -1,12 +1,17 @@
 @tf.function
 def seed_replicas():
-    """Gives each replica random numbers of its own: Keras starts all with one state, and they
-    would drop the same units. The first keeps the state, which is what checkpoints hold."""
+    """Give each replica its own random numbers.
 
-    def shift():
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        for x in (x for each in tf.nest.flatten(model) for x in each.variables):
-            if x.path.endswith("seed_generator_state"):  # [seed, counter]; seeds < 1e9 stay apart
-                x.assign(x + tf.stack([tf.cast(replica, x.dtype) * 0x9E3779B1, 0]))
+    Keras starts all replicas with the same state, so that they would drop the same units. Replica
+    0 keeps that state, which is the one in checkpoints.
+    """
 
-    strategy.run(shift)
+    def shift_states():
+        replica_id = tf.distribute.get_replica_context().replica_id_in_sync_group
+        for variable in list_variables(model):
+            if variable.path.endswith("seed_generator_state"):  # [seed, counter]
+                # The golden ratio keeps the seeds of replicas apart for all seeds below 1e9.
+                offset = tf.cast(replica_id, variable.dtype) * 0x9E3779B1
+                variable.assign(variable + tf.stack([offset, 0]))
+
+    strategy.run(shift_states)

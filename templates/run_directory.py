@@ -1,45 +1,92 @@
-# {% block read_log %}
-def read_log():
-    """Returns the lines of the log that make sense: a kill may have cut the last one short."""
-    texts = (run_dir / "metrics.jsonl").read_text("utf-8").splitlines()
-    lines = [json.loads(text) for text in texts if text.endswith("}")]
-    return [x for x in lines if describe(x) and 0 <= x["epoch"] <= x["step"] and x["split"] > ""]
+def run_path(*parts):
+    """Return a path in the run directory."""
+    return Path(config.run_dir, *parts)
 
 
-# {% endblock %}
-def log(step, split, values):
-    """Adds a line to the log, and points to TensorBoard's curves."""
-    if WORKER == 0:
-        line = {"step": step, "epoch": math.ceil(step / STEPS_PER_EPOCH), "split": split, **values}
-        with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        kind = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"})
-        with writers[split].as_default(step):
-            for name, value in values.items():  # tf.summary.scalar would need tensorboard
-                tf.summary.write(name, np.float32(value), metadata=kind)
+# {% if cookiecutter.__size == "complete" %}
+# {% include "complete/check_run_dir.py" %}
 
 
-def check_run(config):
-    """Refuses what would change the numbers of the run under way. Ends where it is finished."""
-    # {% block edits %}
-    # {% endblock %}
-    keys = ["seed", "global_batch_size", "learning_rate", "train_examples", "schedule"]
-    # {% block more_keys %}
-    keys += ["clip_norm", "ema_momentum", "warmup_steps", "precision"]  # of a complete script's run
-    # {% endblock %}
+# {% endif %}
+def write_file(name, text):
+    """Write a file of the run. A kill leaves the old file or the new one."""
+    part = run_path(f"{name}.part")
+    # {% if cookiecutter.__size == "complete" %}
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.write_text(text, "utf-8")
+    part.replace(run_path(name))
+    # {% else %}
     try:
-        before, lines = dict(json.loads((run_dir / "config.json").read_text("utf-8"))), read_log()
-    except Exception as error:  # of half a dozen kinds, by what is damaged
-        refuse(f"{run_dir}/config.json or metrics.jsonl can't be read ({error}); restore it")
-    for key in keys:
-        if before.get(key) != config.get(key):
-            refuse(f"{run_dir}/config.json has {key} {before.get(key)}, not {config.get(key)}")
-    end, last_line = EPOCHS * STEPS_PER_EPOCH, [{"step": 0, "split": None}, *lines][-1]
-    if last_line["step"] > end:
-        refuse(f"--run-dir {run_dir} is at epoch {last_line['epoch']}, past --epochs {EPOCHS}")
-    # {% block end %}
-    if (last_line["step"], last_line["split"]) == (end, "test") and (run_dir / "export").exists():
-        say(f"{run_dir} is finished: test {describe(last_line)}; more --epochs would go on")
-        raise SystemExit(0)
-    return lines
-    # {% endblock %}
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, "utf-8")
+        part.replace(run_path(name))
+    except OSError as error:
+        raise WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder") from error
+    # {% endif %}
+
+
+def read_file(name, parse):
+    """Return what `parse` makes of the text of a file of the run."""
+    path = run_path(name)
+    try:
+        return parse(path.read_text("utf-8"))
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise WrongInput(f"{path} is corrupt ({error}); use another --run-dir") from error
+
+
+# {% if cookiecutter.__size == "complete" %}
+# {% include "complete/is_valid_log_line.py" %}
+
+
+# {% endif %}
+def is_kept_on_resume(line, step):
+    """Return whether a log line remains when the run resumes at a step.
+
+    The validation at a checkpoint's step is repeated, since the checkpoint is older.
+    """
+    if line["split"] == "train":
+        return line["step"] <= step
+    return line["step"] < step
+
+
+def describe_run():
+    """Return the content of config.json."""
+    git = subprocess.run(
+        "git rev-parse HEAD", cwd=Path(__file__).parent, shell=True, capture_output=True, text=True
+    )
+    return {
+        # {% if cookiecutter.__size != "complete" %}
+        # Settings of the complete script, which may resume this run or have begun it.
+        "schedule": "constant",
+        "warmup_steps": 0,
+        "precision": "float32",
+        # {% endif %}
+        **dataclasses.asdict(config),
+        "git_commit": git.stdout.strip() or None,
+        "versions": {
+            "python": sys.version.split()[0],
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "numpy": np.__version__,
+        },
+    }
+
+
+def log(split, values):
+    """Add a line to metrics.jsonl, and points to TensorBoard's curves."""
+    # {% if cookiecutter.__size != "parameter_server" %}
+    if config.worker_index > 0:
+        return
+    # {% endif %}
+    epoch = math.ceil(state.step / config.steps_per_epoch)
+    line = {"step": state.step, "epoch": epoch, "split": split, **values}
+    with run_path("metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    with create_summary_writer(split).as_default(step=state.step):
+        for name, value in values.items():
+            tf.summary.scalar(name, value)
+
+
+@functools.cache
+def create_summary_writer(split):
+    return tf.summary.create_file_writer(str(run_path("tensorboard", split)))

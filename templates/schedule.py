@@ -1,13 +1,20 @@
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Rises from 0 to a learning rate in WARMUP_STEPS; then stays, or falls to 0 at the end of the
-    last epoch, in a line or in half a wave of the cosine (arxiv.org/abs/1608.03983)."""
+    """A learning rate that rises linearly from 0, then is constant or falls to 0 at the last step.
+
+    It falls linearly or along a cosine (arxiv.org/abs/1608.03983). Keras's CosineDecay has a
+    warm-up too, but no linear decay.
+    """
 
     def __init__(self, learning_rate):
         self.learning_rate = learning_rate
 
     def __call__(self, step):
-        step, all_steps = tf.cast(step, tf.float32), EPOCHS * STEPS_PER_EPOCH
-        warmup = all_steps // 10 if WARMUP_STEPS is None else WARMUP_STEPS
-        left = 1 - tf.clip_by_value((step - warmup) / max(1, all_steps - warmup), 0, 1)
-        share = {"constant": 1.0, "linear": left, "cosine": (1 - tf.cos(math.pi * left)) / 2}
-        return self.learning_rate * tf.where(step < warmup, step / max(1, warmup), share[SCHEDULE])
+        step = tf.cast(step, tf.float32)
+        warmup_steps = config.warmup_steps
+        if warmup_steps is None:
+            warmup_steps = config.last_step // 10
+        decay_steps = max(1, config.last_step - warmup_steps)
+        left = 1 - tf.clip_by_value((step - warmup_steps) / decay_steps, 0, 1)
+        decay = {"constant": 1.0, "linear": left, "cosine": (1 - tf.cos(math.pi * left)) / 2}
+        warmup = step / max(1, warmup_steps)
+        return self.learning_rate * tf.where(step < warmup_steps, warmup, decay[config.schedule])

@@ -1,37 +1,106 @@
+def find_device_kind():
+    """Return the kind of device to train on. With --replicas, these are logical CPU devices."""
+    if config.replicas:
+        return "CPU"
+    if os.environ.get("TPU_NAME") or tf.config.list_physical_devices("TPU"):
+        return "TPU"
+    return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+
+
+def list_strategies():
+    """Return the strategies that TF_CONFIG, --replicas and the devices allow, the best first."""
+    if config.workers > 1:
+        return ["multi_worker"]
+    if config.device_kind == "TPU":
+        return ["tpu"]
+    devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
+    if devices == 1:
+        return ["one_device", "mirrored"]
+    return ["mirrored"] if config.replicas else ["mirrored", "one_device"]
+
+
+def choose_strategy():
+    """Return the name of the strategy. Raise WrongInput if it isn't allowed."""
+    allowed = list_strategies()
+    name = allowed[0] if config.strategy == "auto" else config.strategy
+    if name not in allowed:
+        fix = " or ".join(allowed)
+        raise WrongInput(f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {fix}")
+    return name
+
+
 def create_strategy():
-    """Returns the strategy, its name, for which `auto` may stand, and the kind of its devices."""
-    name, replicas = args.strategy, args.replicas
-    gpus = [] if replicas else tf.config.list_physical_devices("GPU")
-    tpu = os.environ.get("TPU_NAME") or tf.config.list_physical_devices("TPU")
-    if name == "auto":
-        several = "mirrored" if max(replicas or 1, len(gpus)) > 1 else "one_device"
-        name = "multi_worker" if WORKERS > 1 else "tpu" if tpu else several
-    if replicas and name != "mirrored" and (replicas, name) != (1, "one_device"):
-        refuse(f"--replicas {replicas} is for --strategy mirrored, on one machine, not {name}")
-    if name == "tpu" and not tpu:
-        refuse("--strategy tpu finds no TPU; set TPU_NAME, or take another strategy")
-    if WORKERS > 1 and name != "multi_worker":
-        refuse(f"--strategy {name} is for one worker, but TF_CONFIG has {WORKERS}; unset either")
-    if name == "multi_worker" and os.environ["TF_CONFIG"] == "{}":
-        refuse("--strategy multi_worker reads TF_CONFIG, which is not set; README.md shows how")
-    if name == "tpu":
-        connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
-        return tf.distribute.TPUStrategy(connect(os.environ.get("TPU_NAME", "local"))), name, "TPU"
-    kind, link = ("GPU", "NCCL") if gpus else ("CPU", "RING")  # "AUTO" would take RING for both
-    if kind == "CPU" and name != "one_device":  # or replicas round otherwise than workers
-        off = {"arithmetic_optimization": False, "remapping": False}
-        tf.config.optimizer.set_experimental_options(off)
+    """Read TF_CONFIG and return the strategy. Set the fields of `config` that depend on it."""
+    addresses = read_tf_config()
+    # {% if cookiecutter.__size == "complete" %}
+    if config.mode == "continuous_evaluate" and config.workers > 1:
+        raise WrongInput("--mode continuous_evaluate is for one worker; unset TF_CONFIG")
+    # {% endif %}
+    if config.workers > 1 and config.replicas:
+        raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
+    config.device_kind = find_device_kind()
+    name = choose_strategy()
+    if config.device_kind == "CPU" and name != "one_device":
+        # Otherwise, replicas in one process would not be bit-identical to workers.
+        options = {"arithmetic_optimization": False, "remapping": False}
+        tf.config.optimizer.set_experimental_options(options)
     if name == "multi_worker":
-        # {% block meet %}
-        on_signals(signal.SIG_DFL)  # it waits for the others, and Python hears nothing meanwhile
-        # {% endblock %}
-        options = tf.distribute.experimental.CommunicationOptions(implementation=link)
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options), name, kind
-    if replicas:
+        created = create_multi_worker_strategy(addresses)
+    elif name == "tpu":
+        connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
+        created = tf.distribute.TPUStrategy(connect(os.environ.get("TPU_NAME", "local")))
+    else:
+        created = create_local_strategy(name)
+    config.strategy = name
+    config.replicas = created.num_replicas_in_sync
+    return created
+
+
+def create_multi_worker_strategy(addresses):
+    # {% if cookiecutter.__size == "complete" %}
+    wait_for_workers(addresses)
+    # {% endif %}
+    # TensorFlow now waits for the other workers, and no Python handler would be called.
+    on_signals(signal.SIG_DFL)
+    # TensorFlow's "AUTO" would be RING on GPUs too.
+    implementation = "NCCL" if config.device_kind == "GPU" else "RING"
+    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def create_local_strategy(name):
+    """Return a strategy for the devices of this machine."""
+    if config.replicas:
         tf.config.set_visible_devices([], "GPU")
-        parts = [tf.config.LogicalDeviceConfiguration()] * replicas
-        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
-    devices = [device.name for device in tf.config.list_logical_devices(kind)]
-    several, one = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy
-    how = tf.distribute.ReductionToOneDevice() if replicas == 2 else None  # of more, other bits
-    return several(devices, how) if name == "mirrored" else one(devices[0]), name, kind
+        parts = [tf.config.LogicalDeviceConfiguration()] * config.replicas
+        cpus = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpus[0], parts)
+    devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
+    if name == "one_device":
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    # {% if cookiecutter.__size == "complete" %}
+    # The sum of two numbers has the same bits in any order, and one device computes it faster.
+    # With more replicas, the default keeps the order of summation that workers use.
+    reduce = tf.distribute.ReductionToOneDevice() if config.replicas == 2 else None
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduce)
+    # {% else %}
+    return tf.distribute.MirroredStrategy(devices)
+    # {% endif %}
+
+
+def check_batch_size():
+    """Raise WrongInput if the replicas can't share the global batch equally."""
+    # {% if cookiecutter.__size == "complete" %}
+    divisor = config.replicas * config.accumulation_steps
+    sharers = f"{divisor} replicas times --accumulation-steps"
+    # {% else %}
+    divisor = config.replicas
+    sharers = f"{divisor} replicas"
+    # {% endif %}
+    size = config.global_batch_size
+    if size % divisor:
+        below = size - size % divisor
+        raise WrongInput(
+            f"--global-batch-size {size} is not divisible by {sharers}; "
+            f"use {below or 2 * divisor} or {below + divisor}"
+        )

@@ -1,19 +1,26 @@
-def refuse(message, code=2):
-    """Ends with one line: for wrong input, or with code 1 where the run itself can't go on."""
-    print(f"train.py: {'error' if code == 2 else 'stopped'}:", *message.split(), file=sys.stderr)
-    raise SystemExit(code)
+def print_status(line, end="\n"):
+    """Print a line on the chief. On a terminal, it replaces the progress bar."""
+    # {% if cookiecutter.__size != "parameter_server" %}
+    if config.worker_index > 0:
+        return
+    # {% endif %}
+    if sys.stdout.isatty():
+        line = f"\r\x1b[K{line}"
+    print(line, end=end, flush=True)
 
 
-def say(*parts, end="\n"):
-    """Prints a line on the chief; on a terminal over the progress bar, and of several what fits."""
-    line, width = "  ".join(parts), shutil.get_terminal_size().columns - 1
-    if sys.stdout.isatty() and parts[1:] and len(line) > width:
-        line = line[: width + 1].rpartition(" ")[0].rstrip()
-    if WORKER == 0:
-        print("\r\x1b[K" * sys.stdout.isatty() + line.replace("\0", " "), end=end, flush=True)
-
-
-def describe(values):
-    """Returns the loss and the metrics of a line of the log as text for `say`, to cut in pairs."""
+def format_metrics(values):
+    """Return the loss and the metrics of a log line as text."""
     others = "step epoch split learning_rate gradient_norm examples_per_second input_wait".split()
-    return " ".join(f"{name}\0{x:.4f}" for name, x in values.items() if name not in others)
+    shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
+    return " ".join(shown)
+
+
+def print_progress(trained):
+    """Show a progress bar on a terminal. It fits 60 columns, unlike that of Keras."""
+    if not sys.stdout.isatty():
+        return
+    examples_left = (config.last_step - state.step) * config.global_batch_size
+    time_left = datetime.timedelta(seconds=examples_left // trained["examples_per_second"])
+    bar = "█" * (10 * state.step // config.last_step)
+    print_status(f"step {state.step:,}/{config.last_step:,} {bar:░<10} {time_left} left", end="\r")

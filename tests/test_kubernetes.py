@@ -1,7 +1,7 @@
-"""launch/kubernetes.yaml and the Dockerfile, without a Kubernetes: no API server can be had here.
+"""launch/kubernetes.yaml and the Dockerfile, without a Kubernetes: there is no API server here.
 
 `kubernetes-validate` finds misspelt fields and wrong types by the schemas of each version, and
-`find_faults` what these leave open. The commands of the pods are run, as are the image's steps.
+`find_faults` checks rules that no schema has. The pods' command and the image's steps are run.
 """
 
 import copy
@@ -17,7 +17,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from conftest import TIMEOUT
+from running import TIMEOUT
 
 VERSIONS = list(dict.fromkeys(kubernetes_validate.utils.all_versions()))
 VERSIONS = VERSIONS[VERSIONS.index("1.29.0") :]
@@ -30,12 +30,19 @@ ABSENT = object()
 
 UV = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets it
 
-# By Kubernetes's grammar of quantities, but for exponents.
-SUFFIXES = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+# Kubernetes's grammar of quantities, without exponents.
+SUFFIXES = {
+    "": 1,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+}
 SUFFIXES |= {f"{x}i": 1024**n for n, x in enumerate("KMGT", start=1)}
 QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(" + "|".join(SUFFIXES) + ")")
 
-# Stands in for Python in a pod. It tells what it got, and waits for the signal.
+# Stands in for Python in a pod: it prints what it got, and waits for the signal.
 STUB = """#!{python}
 import json, os, signal, sys, time
 
@@ -122,104 +129,187 @@ def decide(rules, code, container="train", disrupted=False):
     return "Count"
 
 
+class Manifest:
+    """The documents of a manifest, and the parts that the rules are about."""
+
+    def __init__(self, documents):
+        self.service, self.claim, self.job = documents
+        self.pod = find(self.job, "spec.template.spec", {})
+        self.container = find(self.pod, "containers.0", {})
+        self.completions = find(self.job, "spec.completions")
+        self.name = find(self.service, "metadata.name")
+        self.command = self.container.get("command", [])
+        self.rules = find(self.job, "spec.podFailurePolicy.rules", [])
+        pairs = self.container.get("env", [])
+        self.variables = {pair["name"]: pair.get("value") for pair in pairs}
+        volumes = self.pod.get("volumes", [])
+        self.volumes = {volume["name"]: volume for volume in volumes}
+        mounts = self.container.get("volumeMounts", [])
+        self.mounts = {mount["name"]: mount["mountPath"] for mount in mounts}
+
+
+def check_names(manifest):
+    """Return rules of the names by which the pods find one another, and whether they hold."""
+    service, job, pod, name = manifest.service, manifest.job, manifest.pod, manifest.name
+    host = f"{find(job, 'metadata.name')}-{manifest.completions}"
+    selector = find(service, "spec.selector")
+    labels = find(job, "spec.template.metadata.labels") or {}
+    ports = [port.get("port") for port in find(service, "spec.ports", [])]
+    container_ports = [port.get("containerPort") for port in manifest.container.get("ports", [])]
+    command_ports = re.findall(r"\$NAME:(\d+)", " ".join(manifest.command))
+    return {
+        "the Service's name is valid": is_label(name),
+        "the claim's name is valid": is_label(find(manifest.claim, "metadata.name")),
+        "the host names are valid": is_label(host),
+        "the Service is headless": find(service, "spec.clusterIP") == "None",
+        "pods that aren't ready have names": find(service, "spec.publishNotReadyAddresses"),
+        "the Service selects the pods": selector and selector.items() <= labels.items(),
+        "the Service is the pods' subdomain": find(pod, "subdomain") == name,
+        "no pod sets its own host name": "hostname" not in pod,
+        "NAME is that of the Job": manifest.variables.get("NAME") == find(job, "metadata.name"),
+        "NAME is that of the Service": manifest.variables.get("NAME") == name,
+        "the Service has the container's ports": ports == container_ports,
+        "TF_CONFIG has the ports": command_ports == [str(port) for port in ports],
+    }
+
+
+def check_workers(manifest):
+    """Return rules of the number of workers."""
+    job, completions = manifest.job, manifest.completions
+    return {
+        "the pods are numbered": find(job, "spec.completionMode") == "Indexed",
+        "all workers run at once": find(job, "spec.parallelism") == completions,
+        "WORKERS is their number": manifest.variables.get("WORKERS") == str(completions),
+        "each worker may fail five times": find(job, "spec.backoffLimit", 6) >= 5 * completions,
+    }
+
+
+def is_valid_rule(rule, container_name):
+    """Return whether a rule of the failure policy has one condition with known values."""
+    if set(rule) not in ({"action", "onExitCodes"}, {"action", "onPodConditions"}):
+        return False
+    codes = find(rule, "onExitCodes.values", [1])
+    return (
+        rule["action"] in ("Ignore", "FailJob", "Count")
+        and find(rule, "onExitCodes.operator", "In") in ("In", "NotIn")
+        and find(rule, "onExitCodes.containerName", container_name) == container_name
+        and codes == sorted({*codes}) != []
+    )
+
+
+def check_failures(manifest):
+    """Return rules of what the Job does about a pod that has failed."""
+    rules = manifest.rules
+    name = manifest.container.get("name")
+
+    def decide_all(*codes, disrupted=False):
+        if not all(is_valid_rule(rule, name) for rule in rules):
+            return None
+        return {decide(rules, code, disrupted=disrupted) for code in codes}
+
+    return {
+        "the rules are valid": all(is_valid_rule(rule, name) for rule in rules),
+        "the rules are about the container": name == "train",
+        "the Job replaces pods": find(manifest.pod, "restartPolicy") == "Never",
+        "a disruption isn't counted": decide_all(1, 137, 143, disrupted=True) == {"Ignore"},
+        "a failure that would repeat fails the Job": (
+            decide_all(1, 2, 127, 134, 137, 139) == {"FailJob"}
+        ),
+        "a run that can resume is replaced": decide_all(143, 255) == {"Count"},
+    }
+
+
+def check_process(manifest):
+    """Return rules of the process: a signal reaches Python, which has time to save."""
+    command = " ".join(manifest.command)
+    names = "|".join(manifest.variables)
+    expanded = re.search(rf"\$\$|\$\(({names})\)", command)
+    return {
+        "the shell becomes Python": "\nexec python -u train.py" in command,
+        "Python isn't process 1": find(manifest.pod, "shareProcessNamespace") is True,
+        "there is time to save": find(manifest.pod, "terminationGracePeriodSeconds", 30) >= 60,
+        "a shell runs the command": manifest.command[:2] == ["sh", "-c"],
+        "Kubernetes expands nothing in it": expanded is None,
+    }
+
+
+def check_volumes(manifest):
+    """Return rules of the volumes."""
+    volumes, mounts = manifest.volumes, manifest.mounts
+    claims = [find(x, "persistentVolumeClaim.claimName") for x in volumes.values()]
+    arguments = [x for x in manifest.container.get("args", []) if "run-dir" in x]
+    parents = [os.path.dirname(x.removeprefix("--run-dir=")) for x in arguments]
+    memory_medium = find(volumes, "shm.emptyDir.medium")
+    return {
+        "volumes and mounts are the same": set(volumes) == set(mounts),
+        "mounts have different places": len({*mounts.values()}) == len(mounts),
+        "the claim is mounted": find(manifest.claim, "metadata.name") in claims,
+        "all nodes can mount it": find(manifest.claim, "spec.accessModes") == ["ReadWriteMany"],
+        "the run is on it": parents == [mounts.get("runs")],
+        "NCCL's memory is memory": (mounts.get("shm"), memory_medium) == ("/dev/shm", "Memory"),
+    }
+
+
+def check_resources(manifest):
+    """Return rules of processors and memory."""
+    requests = find(manifest.container, "resources.requests", {})
+    limits = find(manifest.container, "resources.limits", {})
+    shared = find(manifest.volumes, "shm.emptyDir.sizeLimit")
+    storage = find(manifest.claim, "spec.resources.requests.storage")
+    sizes = [
+        measure(x)
+        for x in (
+            *requests.values(),
+            *limits.values(),
+            shared,
+            storage,
+        )
+    ]
+    is_limited = all((measure(limits.get(x)) or 0) >= (measure(requests[x]) or 0) for x in requests)
+    memory = measure(limits.get("memory")) or 0
+    return {
+        "quantities are valid": None not in sizes,
+        "processors and memory are requested": set(requests) == {"cpu", "memory"},
+        "processors and memory are limited": set(limits) >= {"cpu", "memory"},
+        "limits are no less than requests": is_limited,
+        "NCCL's memory is in the limit": 0 < (measure(shared) or 0) < memory,
+    }
+
+
+def check_security(manifest):
+    """Return rules of a namespace of the "restricted" kind."""
+    pod_context = manifest.pod.get("securityContext", {})
+    security = {**pod_context, **manifest.container.get("securityContext", {})}
+    return {
+        "it isn't root": security.get("runAsNonRoot") is True,
+        "it has a user": security.get("runAsUser") == 1000,
+        "the user can write to the volume": security.get("fsGroup") == 1000,
+        "it can't get more rights": security.get("allowPrivilegeEscalation") is False,
+        "it has no capabilities": find(security, "capabilities") == {"drop": ["ALL"]},
+        "it has a profile": find(security, "seccompProfile.type") == "RuntimeDefault",
+    }
+
+
+CHECKS = (
+    check_names,
+    check_workers,
+    check_failures,
+    check_process,
+    check_volumes,
+    check_resources,
+    check_security,
+)
+
+
 def find_faults(documents):
     """Return the rules that the documents break, of those that no schema has."""
     if [(x.get("apiVersion"), x.get("kind")) for x in documents] != KINDS:
         return [f"the documents are {KINDS}"]
-    service, claim, job = documents
-    name, completions = find(service, "metadata.name"), find(job, "spec.completions")
-    rules = find(job, "spec.podFailurePolicy.rules", [])
-    pod = find(job, "spec.template.spec", {})
-    container = find(pod, "containers.0", {})
-    variables = {x["name"]: x.get("value") for x in container.get("env", [])}
-    command = " ".join(container.get("command", []))
-    ports = [x.get("port") for x in find(service, "spec.ports", [])]
-    selector, labels = find(service, "spec.selector"), find(job, "spec.template.metadata.labels")
-    volumes = {x["name"]: x for x in pod.get("volumes", [])}
-    mounts = {x["name"]: x["mountPath"] for x in container.get("volumeMounts", [])}
-    claims = [find(x, "persistentVolumeClaim.claimName") for x in volumes.values()]
-    shm = find(volumes, "shm.emptyDir", {})
-    requests, limits = (find(container, f"resources.{x}", {}) for x in ("requests", "limits"))
-    sizes = [*requests.values(), *limits.values(), find(shm, "sizeLimit")]
-    sizes.append(find(claim, "spec.resources.requests.storage"))
-    memory = measure(limits.get("memory")) or 0
-    run_dirs = [x.removeprefix("--run-dir=") for x in container.get("args", []) if "run-dir" in x]
-    security = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
-    holds = {
-        # The names, by which the pods find one another.
-        "the Service's name is one": is_label(name),
-        "the claim's name is one": is_label(find(claim, "metadata.name")),
-        "the host names are names": is_label(f"{find(job, 'metadata.name')}-{completions}"),
-        "the Service is headless": find(service, "spec.clusterIP") == "None",
-        "it has names of pods that aren't ready": find(service, "spec.publishNotReadyAddresses"),
-        "it selects the pods": selector and selector.items() <= (labels or {}).items(),
-        "the pods have it as subdomain": find(pod, "subdomain") == name,
-        "no pod sets a host name of its own": "hostname" not in pod,
-        "NAME is the Job's and the Service's": (
-            variables.get("NAME") == name == find(job, "metadata.name")
-        ),
-        "the ports are those of TF_CONFIG": (
-            ports == [x.get("containerPort") for x in container.get("ports", [])]
-            and re.findall(r"\$NAME:(\d+)", command) == [str(x) for x in ports]
-        ),
-        # The number of workers.
-        "the pods are numbered": find(job, "spec.completionMode") == "Indexed",
-        "all workers run at once": find(job, "spec.parallelism") == completions,
-        "WORKERS is their number": variables.get("WORKERS") == str(completions),
-        # What becomes of a pod that has failed.
-        "the Job replaces pods": find(pod, "restartPolicy") == "Never",
-        "a rule has one condition": all(
-            set(x) in ({"action", "onExitCodes"}, {"action", "onPodConditions"}) for x in rules
-        ),
-        "actions are known": {x.get("action") for x in rules} <= {"Ignore", "FailJob", "Count"},
-        "operators are known": {find(x, "onExitCodes.operator", "In") for x in rules}
-        <= {"In", "NotIn"},
-        "exit codes ascend": all(
-            (codes := find(x, "onExitCodes.values", [1])) == sorted({*codes}) != [] for x in rules
-        ),
-        "containers are known": {find(x, "onExitCodes.containerName", "train") for x in rules}
-        <= {container.get("name")},
-        "a disruption isn't counted": all(
-            decide(rules, code, disrupted=True) == "Ignore" for code in (1, 137, 143)
-        ),
-        "what would come again fails": all(
-            decide(rules, code) == "FailJob" for code in (1, 2, 127, 134, 137, 139)
-        ),
-        "what goes on is replaced": all(decide(rules, code) == "Count" for code in (143, 255)),
-        "some losses of a worker are borne": find(job, "spec.backoffLimit", 6) >= 5 * completions,
-        # The signal reaches Python, which has time to save.
-        "the shell becomes Python": "\nexec python -u train.py" in command,
-        "Python isn't process 1": find(pod, "shareProcessNamespace") is True,
-        "there is time to save": find(pod, "terminationGracePeriodSeconds", 30) >= 60,
-        # Kubernetes leaves the command to the shell.
-        "the command is the shell's": not re.search(rf"\$\$|\$\(({'|'.join(variables)})\)", command)
-        and container.get("command", [])[:2] == ["sh", "-c"],
-        # Volumes and resources.
-        "volumes and mounts are the same": set(volumes) == set(mounts),
-        "mounts are at places of their own": len({*mounts.values()}) == len(mounts),
-        "the claim is mounted": find(claim, "metadata.name") in claims,
-        "all nodes can mount it": find(claim, "spec.accessModes") == ["ReadWriteMany"],
-        "the run is on it": [mounts.get("runs")] == [os.path.dirname(x) for x in run_dirs],
-        "NCCL's memory is memory": (mounts.get("shm"), shm.get("medium")) == ("/dev/shm", "Memory"),
-        "quantities are quantities": None not in map(measure, sizes),
-        "cpu and memory are asked for": {*requests} == {"cpu", "memory"} <= {*limits},
-        "limits are no less": all(
-            (measure(limits.get(x)) or 0) >= (measure(requests[x]) or 0) for x in requests
-        ),
-        "NCCL's memory is in the limit": 0 < (measure(find(shm, "sizeLimit")) or 0) < memory,
-        # What a namespace of the "restricted" kind asks for.
-        "no root": (
-            security.get("runAsNonRoot") is True
-            and security.get("runAsUser") == security.get("fsGroup") == 1000
-        ),
-        "no way to more rights": (
-            security.get("allowPrivilegeEscalation") is False
-            and find(security, "capabilities.drop") == ["ALL"]
-            and "add" not in find(security, "capabilities", {})
-            and find(security, "seccompProfile.type") == "RuntimeDefault"
-        ),
-    }
-    return [rule for rule, is_kept in holds.items() if not is_kept]
+    manifest = Manifest(documents)
+    faults = []
+    for check in CHECKS:
+        faults += [rule for rule, holds in check(manifest).items() if not holds]
+    return faults
 
 
 def validate(documents, version):
@@ -248,58 +338,61 @@ def set_workers(text, count):
 # --------------------------------------------------------------------------------------------------
 
 
+def assert_valid(documents, version=VERSIONS[-1]):
+    assert validate(documents, version) is None
+    assert find_faults(documents) == []
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifest_is_valid(version, manifest):
-    assert validate(read_documents(manifest), version) is None
+    assert_valid(read_documents(manifest), version)
 
 
-def test_manifest_has_no_fault(manifest):
-    assert find_faults(read_documents(manifest)) == []
-
-
-def test_the_command_validates_it_too(product):
+def test_command_of_the_readme_validates_the_manifest(product):
     command = [sys.executable, "-m", "kubernetes_validate", "--strict", "launch/kubernetes.yaml"]
-    finished = subprocess.run(command, cwd=product, capture_output=True, text=True, check=False)
-    assert (finished.returncode, finished.stdout.count(" passed ")) == (0, 3), finished.stdout
+    finished = subprocess.run(
+        command,
+        cwd=product,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout
+    assert finished.stdout.count(" passed ") == 3
 
 
-# The longest, words that YAML takes for no text, and one with two hyphens in a row.
+# The longest, words that are no text to YAML, and one with two hyphens in a row.
 @pytest.mark.parametrize("slug", ["a" * 50, "null", "yes", "a__b", "e1"])
-def test_any_slug_gives_names(slug, render, tmp_path):
+def test_manifest_of_any_slug_is_valid(slug, render, tmp_path):
     path = render(tmp_path, cluster="kubernetes", project_slug=slug) / "launch" / "kubernetes.yaml"
     documents = read_documents(path.read_text(encoding="utf-8"))
-    assert validate(documents, VERSIONS[-1]) is None
-    assert find_faults(documents) == []
+    assert_valid(documents)
     assert documents[2]["metadata"]["name"] == slug.replace("_", "-")
 
 
 @pytest.mark.parametrize("count", [1, 2, 20])
-def test_other_numbers_of_workers(count, manifest):
-    documents = read_documents(set_workers(manifest, count))
-    assert validate(documents, VERSIONS[-1]) is None
-    assert find_faults(documents) == []
+def test_manifest_of_any_number_of_workers_is_valid(count, manifest):
+    assert_valid(read_documents(set_workers(manifest, count)))
 
 
-def test_gpus_and_storage_are_a_comment_away(manifest):
+def test_commented_lines_add_gpus_and_a_storage_class(manifest):
     text, places = re.subn(r"# (nvidia.com/gpu: 8|storageClassName: nfs) #", r"\1 #", manifest)
-    documents = read_documents(text)
     assert places == 2
-    assert validate(documents, VERSIONS[-1]) is None
-    assert find_faults(documents) == []
-    assert documents[1]["spec"]["storageClassName"] == "nfs"
-    assert documents[2]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {
-        "cpu": "4",
-        "memory": "8Gi",
-        "nvidia.com/gpu": 8,
-    }
+    documents = read_documents(text)
+    assert_valid(documents)
+    assert find(documents, "1.spec.storageClassName") == "nfs"
+    limits = find(documents, f"{CONTAINER}.resources.limits")
+    assert limits == {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": 8}
 
 
-def test_what_the_user_changes_is_marked(manifest):
-    marked = [line.split("# TODO(you)")[0] for line in manifest.splitlines()[8:] if "TODO" in line]
-    words = (
-        "storageClassName storage completions parallelism image args value resources gpu".split()
-    )
-    assert [word in line for word, line in zip(words, marked, strict=True)] == [True] * len(words)
+# In order, what the lines with a TODO(you) are about, below the first lines of the file.
+MARKED = "storageClassName storage completions parallelism image args value resources gpu".split()
+
+
+def test_lines_that_users_change_are_marked(manifest):
+    lines = [line for line in manifest.splitlines()[8:] if "# TODO(you)" in line]
+    for word, line in zip(MARKED, lines, strict=True):
+        assert word in line.split("# TODO(you)")[0]
 
 
 MUTANTS = [
@@ -397,7 +490,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize(("path", "value"), MUTANTS)
-def test_a_fault_is_found(path, value, manifest):
+def test_fault_is_found(path, value, manifest):
     documents = read_documents(manifest)
     mutant = copy.deepcopy(documents)
     put(mutant, path, value)
@@ -414,7 +507,7 @@ def test_a_fault_is_found(path, value, manifest):
         ("$((WORKERS - 1))", "$$((WORKERS - 1))"),
     ],
 )
-def test_a_fault_of_the_command_is_found(old, new, manifest):
+def test_fault_of_the_command_is_found(old, new, manifest):
     assert find_faults(read_documents(manifest.replace(old, new)))
 
 
@@ -424,7 +517,7 @@ def test_a_fault_of_the_command_is_found(old, new, manifest):
 
 
 def expand(text, variables):
-    """Return a text of `command` or `args` as Kubernetes hands it on, with variables put in."""
+    """Return a text of `command` or `args` with the variables that Kubernetes expands."""
 
     def replace(match):
         return "$" if match[1] == "$" else variables.get(match[2], match[0])
@@ -444,27 +537,31 @@ def start_pod(text, index, folder):
     return subprocess.Popen(words, env={**variables, "PATH": path}, stdout=subprocess.PIPE)
 
 
+def assert_is_worker(pod, index, count):
+    """Assert what a pod's stand-in got: arguments, TF_CONFIG and the signal SIGTERM."""
+    facts = json.loads(pod.stdout.readline())
+    assert facts["argv"] == ["-u", "train.py", "--run-dir=/runs/run", "two words $1"]
+    # A pod's host name is that of the Job and its index, in the domain of the Service.
+    names = [f"some-slug-{i}.some-slug:2222" for i in range(count)]
+    task = {"type": "worker", "index": index}
+    assert json.loads(facts["TF_CONFIG"]) == {"cluster": {"worker": names}, "task": task}
+    assert facts["pid"] == pod.pid, "the shell has not become Python"
+    pod.send_signal(signal.SIGTERM)
+    assert pod.communicate(timeout=20) == (b"SIGTERM", None)
+    assert pod.returncode == 143
+
+
 @pytest.mark.parametrize("count", [1, 2, 11])
-def test_pods_find_one_another_and_hear_sigterm(count, manifest, tmp_path):
+def test_pods_have_their_tf_config_and_receive_sigterm(count, manifest, tmp_path):
+    argument = "- --run-dir=/runs/run"
     text = set_workers(manifest, count)
-    text = text.replace(
-        "- --run-dir=/runs/run", "- --run-dir=/runs/run\n            - two words $1"
-    )
+    text = text.replace(argument, f"{argument}\n            - two words $1")
     (tmp_path / "python").write_text(STUB.format(python=sys.executable, timeout=TIMEOUT))
     (tmp_path / "python").chmod(0o755)
     pods = [start_pod(text, index, tmp_path) for index in range(count)]
     try:
         for index, pod in enumerate(pods):
-            facts = json.loads(pod.stdout.readline())
-            assert facts["argv"] == ["-u", "train.py", "--run-dir=/runs/run", "two words $1"]
-            # A pod's host name is that of the Job and its index, in the domain of the Service.
-            names = [f"some-slug-{i}.some-slug:2222" for i in range(count)]
-            task = {"type": "worker", "index": index}
-            assert json.loads(facts["TF_CONFIG"]) == {"cluster": {"worker": names}, "task": task}
-            assert facts["pid"] == pod.pid, "the shell has not become Python"
-            pod.send_signal(signal.SIGTERM)
-            assert pod.communicate(timeout=20) == (b"SIGTERM", None)
-            assert pod.returncode == 143
+            assert_is_worker(pod, index, count)
     finally:
         for pod in pods:
             pod.kill()
@@ -475,62 +572,116 @@ def test_pods_find_one_another_and_hear_sigterm(count, manifest, tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
-def test_image_is_pinned_and_not_root(steps, product, manifest):
-    words = [word for word, _ in steps]
-    assert words[0] == "FROM" and words.count("FROM") == 1
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-bookworm", steps[0][1])
-    commands = [part for word, rest in steps if word == "RUN" for part in rest.split(" && ")]
-    for words_of in (command.split() for command in commands if "pip install" in command):
-        packages = [word for word in words_of[2:] if not word.startswith("-")]
-        assert packages and all("==" in package for package in packages)
-    pod = read_documents(manifest)[2]["spec"]["template"]["spec"]
-    [user] = [rest for word, rest in steps if word == "USER"]
-    assert words.index("USER") > max(i for i, word in enumerate(words) if word == "RUN")
-    assert user == str(pod["securityContext"]["runAsUser"]) and f"--uid {user} " in commands[0]
+def list_instructions(steps, word):
+    """Return what follows the instructions of a word, such as COPY."""
+    return [rest for each, rest in steps if each == word]
 
 
-def test_image_runs_the_same_and_copies_what_is_there(steps, product, manifest):
-    command = read_documents(manifest)[2]["spec"]["template"]["spec"]["containers"][0]["command"]
-    [entrypoint] = [json.loads(rest) for word, rest in steps if word == "ENTRYPOINT"]
-    assert f"exec {' '.join(entrypoint)} " in command[2]
-    copied = [rest.split() for word, rest in steps if word == "COPY"]
+def find_last(steps, *words):
+    """Return the position of the last instruction of some words."""
+    return max(position for position, (word, _) in enumerate(steps) if word in words)
+
+
+def list_commands(steps):
+    """Return the shell commands of the image's RUN instructions."""
+    return [part for rest in list_instructions(steps, "RUN") for part in rest.split(" && ")]
+
+
+def test_image_is_pinned(steps):
+    assert steps[0][0] == "FROM"
+    [image] = list_instructions(steps, "FROM")
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-bookworm", image)
+    for command in list_commands(steps):
+        if "pip install" in command:
+            packages = [word for word in command.split()[2:] if not word.startswith("-")]
+            assert packages
+            assert all("==" in package for package in packages)
+
+
+def test_image_is_not_root(steps, manifest):
+    [user] = list_instructions(steps, "USER")
+    security = find(read_documents(manifest), f"{SPEC}.securityContext")
+    assert user == str(security["runAsUser"])
+    assert f"--uid {user} " in list_commands(steps)[0]
+    assert find_last(steps, "USER") > find_last(steps, "RUN")
+
+
+def test_image_runs_the_command_of_the_pods(steps, manifest):
+    [entrypoint] = list_instructions(steps, "ENTRYPOINT")
+    command = find(read_documents(manifest), f"{CONTAINER}.command")
+    assert f"exec {' '.join(json.loads(entrypoint))} " in " ".join(command)
+
+
+def test_image_copies_files_of_the_project(steps, product):
+    copied = [rest.split() for rest in list_instructions(steps, "COPY")]
     assert all(target == "./" for *_, target in copied)
     sources = [source for *names, _ in copied for source in names]
-    # Named files alone: there is no .dockerignore, and a run's folder may be large.
+    # Only named files: there is no .dockerignore, and a run's folder may be large.
     assert all((product / source).is_file() for source in sources)
+    # An edit of train.py changes the last layer only.
     assert sources[-1] == "train.py"
-    last = max(i for i, (word, _) in enumerate(steps) if word in ("RUN", "ENV"))
-    assert last < steps.index(("COPY", "train.py ./")), "an edit would build more than a layer"
+    assert find_last(steps, "RUN", "ENV") < steps.index(("COPY", "train.py ./"))
 
 
-@pytest.mark.skipif(not UV, reason="it takes uv")
-def test_image_installs(steps, product, tmp_path):
-    base = tmp_path / "base"  # stands in for the Python of the image
-    variables = {**os.environ, "PATH": os.pathsep.join([str(base / "bin"), os.environ["PATH"]])}
-    variables = {name: x for name, x in variables.items() if name != "VIRTUAL_ENV"}
+class ImageBuild:
+    """Runs the steps of the Dockerfile in a folder, with a virtual environment as its base."""
 
-    def run(command):
+    def __init__(self, folder, product):
+        self.folder = folder
+        self.product = product
+        self.base = folder / "base"
+        self.variables = dict(os.environ)
+        self.variables.pop("VIRTUAL_ENV", None)
+        folders = [str(self.base / "bin"), os.environ["PATH"]]
+        self.variables["PATH"] = os.pathsep.join(folders)
+        self.run(f"{UV} venv --quiet --python {sys.executable} {self.base}")
+
+    def run(self, command):
+        """Run a shell command. Return its output."""
         finished = subprocess.run(
-            command, cwd=tmp_path, env=variables, shell=True, capture_output=True, text=True
+            command,
+            cwd=self.folder,
+            env=self.variables,
+            shell=True,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
         return finished.stdout
 
-    run(f"{UV} venv --quiet --python {sys.executable} {base}")
-    for word, rest in steps:
-        rest = rest.replace("/opt/venv", str(tmp_path / "venv"))
+    def set_variables(self, text):
+        for pair in text.split():
+            name, value = pair.split("=", 1)
+            self.variables[name] = value.replace("$PATH", self.variables["PATH"])
+        self.variables["UV_NO_CACHE"] = "0"  # uv has the tests' own packages in its cache.
+
+    def run_all(self, text):
+        """Run the commands of a RUN instruction, except the one that creates the user."""
+        for command in text.split(" && "):
+            if not command.startswith("useradd "):
+                install = f"uv pip install -p {self.base}"
+                self.run(command.replace("pip install --no-cache-dir", install))
+
+    def take_step(self, word, text):
+        text = text.replace("/opt/venv", str(self.folder / "venv"))
         if word == "ENV":
-            for name, value in (x.split("=", 1) for x in rest.split()):
-                variables[name] = value.replace("$PATH", variables["PATH"])
-            variables["UV_NO_CACHE"] = "0"  # the packages that the tests run with are in it
+            self.set_variables(text)
         elif word == "COPY":
-            shutil.copy(product / rest.split()[0], tmp_path)
+            shutil.copy(self.product / text.split()[0], self.folder)
         elif word == "RUN":
-            for command in rest.split(" && "):
-                if not command.startswith("useradd "):
-                    run(command.replace("pip install --no-cache-dir", f"uv pip install -p {base}"))
-        elif word == "ENTRYPOINT":
-            assert "--run-dir" in run(" ".join([*json.loads(rest), "--help"]))
-    assert Path(run("python -c 'import sys; print(sys.prefix)'").strip()) == tmp_path / "venv"
+            self.run_all(text)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not UV, reason="it needs uv")
+def test_image_installs(steps, product, tmp_path):
+    build = ImageBuild(tmp_path, product)
+    for word, text in steps:
+        build.take_step(word, text)
+    [entrypoint] = list_instructions(steps, "ENTRYPOINT")
+    assert "--run-dir" in build.run(" ".join([*json.loads(entrypoint), "--help"]))
+    prefix = build.run("python -c 'import sys; print(sys.prefix)'").strip()
+    assert Path(prefix) == tmp_path / "venv"
     assert not (tmp_path / "venv/bin/pytest").exists()
-    shutil.rmtree(tmp_path / "venv")  # some gigabytes, and pytest would keep them
+    shutil.rmtree(tmp_path / "venv")  # some gigabytes, which pytest would keep

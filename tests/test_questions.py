@@ -1,4 +1,4 @@
-"""The questions in a terminal, and the ways around them: replays, defaults, folders that exist.
+"""The questions in a terminal, replays, user defaults, and projects that already exist.
 
 Nothing here imports TensorFlow or trains.
 """
@@ -19,25 +19,48 @@ import termios
 import time
 
 import pytest
-from conftest import TEMPLATE, hash_tree, read_questions
-from test_rendering import CONTEXT, FILES, FILES_OF, read_command, read_files
+from rendering import (
+    CHOICES,
+    CONTEXT,
+    FILES,
+    FILES_OF,
+    QUESTIONS,
+    TEMPLATE,
+    load_hook,
+    read_files,
+)
+from running import assert_unchanged, hash_tree
+from test_rendering import read_command
 
-QUESTIONS = read_questions()
-CHOICES = {name: value for name, value in QUESTIONS.items() if isinstance(value, list)}
 COLUMNS = 80
+LAST_CHOICES = {question: choices[-1] for question, choices in CHOICES.items()}
+
+# Two choices show what replays do; the others repeat it.
+EACH_CHOICE = [
+    pytest.param("task", marks=pytest.mark.long),
+    pytest.param("script", marks=pytest.mark.long),
+    "distribution",
+    "cluster",
+]
+
+
+def update_json(path, change):
+    """Apply a function to the content of a JSON file, in place."""
+    with open(path, encoding="utf-8") as file:
+        content = json.load(file)
+    change(content)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file)
 
 
 @pytest.fixture
 def ask(cookiecutter_environment, tmp_path):
     """Return a function that runs cookiecutter on the template, without a terminal."""
+    config_path = cookiecutter_environment["COOKIECUTTER_CONFIG"]
 
     def run_cookiecutter(*arguments, config=None, **options):
         if config is not None:
-            path = cookiecutter_environment["COOKIECUTTER_CONFIG"]
-            with open(path, encoding="utf-8") as file:
-                config = json.load(file) | config
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump(config, file)
+            update_json(config_path, lambda content: content.update(config))
         return subprocess.run(
             [sys.executable, "-m", "cookiecutter", str(TEMPLATE), *arguments],
             capture_output=True,
@@ -52,11 +75,36 @@ def ask(cookiecutter_environment, tmp_path):
 
 
 def read_arguments(message):
-    """Return the arguments of the command to paste, behind the template."""
-    return shlex.split(read_command(message)[0])[2:]
+    """Return the arguments that follow the template in the corrected command."""
+    command, _ = read_command(message)
+    return shlex.split(command)[2:]
+
+
+def read_marked(message):
+    """Return the part of the corrected command between the first and the last mark."""
+    command, marks = read_command(message)
+    return command[marks.index("^") : marks.rindex("^") + 1]
+
+
+def find_answer(question, answer, output):
+    """Return whether the closing message shows an answer."""
+    return re.search(rf"(?m)^  {question} +{re.escape(answer)}\r?$", output) is not None
+
+
+def assert_answers_shown(answers, output):
+    for question, answer in answers.items():
+        assert find_answer(question, answer, output), question
+
+
+def assert_no_traceback(message):
+    """Assert that a message has no traceback before cookiecutter's own report."""
+    message, _, report = message.partition("cookiecutter's own report")
+    assert report
+    assert "Traceback" not in message
 
 
 def find_replay(env):
+    """Return the path of the only replay file."""
     folder = os.path.join(env["HOME"], "replay_dir")
     [name] = os.listdir(folder)
     return os.path.join(folder, name)
@@ -68,59 +116,62 @@ def find_replay(env):
 
 
 class Terminal:
-    """A command that runs in a terminal, and what it has shown there."""
+    """A command that runs in a pseudo-terminal, and the text that it has shown."""
 
     def __init__(self, command, env, cwd):
-        self.end, its_end = pty.openpty()
-        fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("4H", 24, COLUMNS, 0, 0))
+        self.end, command_end = pty.openpty()
+        fcntl.ioctl(command_end, termios.TIOCSWINSZ, struct.pack("4H", 24, COLUMNS, 0, 0))
         env = {**env, "TERM": "xterm", "COLUMNS": str(COLUMNS)}
         self.process = subprocess.Popen(
             command,
             env=env,
             cwd=cwd,
-            stdin=its_end,
-            stdout=its_end,
-            stderr=its_end,
+            stdin=command_end,
+            stdout=command_end,
+            stderr=command_end,
             start_new_session=True,
             preexec_fn=self.take_terminal,
         )
-        os.close(its_end)
-        self.shown, self.read = "", b""
+        os.close(command_end)
+        self.shown = ""
+        self.read = b""
 
     @staticmethod
     def take_terminal():
-        """Have Ctrl-C reach the command, and end it, also where the tests run in the background."""
+        """Let Ctrl-C interrupt the command, even if the tests run in the background."""
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def read_until(self, *texts):
-        """Read until one of the texts is shown. Return what was, up to there."""
-        began, start = time.monotonic(), len(self.shown)
+        """Read until one of the texts is shown or the command ends. Return the text read."""
+        began = time.monotonic()
+        start = len(self.shown)
         while not any(text in self.shown[start:] for text in texts):
             assert time.monotonic() - began < 60, self.shown
-            if not select.select([self.end], [], [], 1)[0]:
+            readable, _, _ = select.select([self.end], [], [], 1)
+            if not readable:
                 continue
             try:
                 self.read += os.read(self.end, 4096)
-            except OSError:  # Linux says so that the other end is closed.
+            except OSError:  # Linux reports the end of the command's output as an error.
                 break
-            text = self.read.decode("utf-8", errors="ignore")  # of half a character, say
-            self.shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text)  # bold and the like
+            text = self.read.decode("utf-8", errors="ignore")  # the last character may be partial
+            self.shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text)  # colors and bold
         return self.shown[start:]
 
     def type(self, text):
         os.write(self.end, text.encode("utf-8"))
 
     def finish(self):
-        """Return the exit code, once all is shown."""
-        self.read_until("no text has\0this")
+        """Wait for the command and return its exit code."""
+        self.read_until("text\0that is never shown")
         os.close(self.end)
         return self.process.wait(timeout=60)
 
 
 @pytest.fixture
 def terminal(cookiecutter_environment, tmp_path):
-    """Return cookiecutter in a terminal, at its first question."""
+    """Return cookiecutter in a terminal that asks its first question."""
     command = [sys.executable, "-m", "cookiecutter", str(TEMPLATE)]
     terminal = Terminal(command, cookiecutter_environment, tmp_path)
     yield terminal
@@ -129,65 +180,81 @@ def terminal(cookiecutter_environment, tmp_path):
 
 
 def answer_all(terminal, texts, wrong=()):
-    """Answer each question: those for a text by `texts`, the others by the last of their choices,
-    after answers that are wrong. Return what each of them showed."""
+    """Answer each question. Return the text that each question showed.
+
+    The answers are `texts`, and the last choice of the other questions after some wrong answers.
+    """
     shown = {}
     for question, value in QUESTIONS.items():
-        tries = [texts[question]] if question in texts else [*wrong, str(len(value))]
+        attempts = [*wrong, str(len(value))]
+        if question in texts:
+            attempts = [texts[question]]
         shown[question] = ""
-        for text in tries:
+        for text in attempts:
             shown[question] += terminal.read_until("): ")
             terminal.type(f"{text}\n")
     return shown
 
 
-def test_each_question_explains_itself_in_a_line(terminal, tmp_path):
+def prompt_lines(number, question):
+    """Return the lines that ask a question: its prompt, and a label for each choice."""
+    prompt = CONTEXT["__prompts__"][question]
+    text = prompt["__prompt__"] if isinstance(prompt, dict) else prompt
+    lines = [f"  [{number}/{len(QUESTIONS)}] {text}"]
+    for position, choice in enumerate(CHOICES.get(question, []), start=1):
+        lines.append(f"    {position} - {prompt[choice]}")
+    return lines
+
+
+def test_each_question_has_one_line_explanations(terminal, tmp_path):
     shown = answer_all(terminal, {"project_name": "It's {{ mine }}", "project_slug": ""})
     assert terminal.finish() == 0
     for number, question in enumerate(QUESTIONS, start=1):
-        prompt = CONTEXT["__prompts__"][question]
-        text = prompt["__prompt__"] if isinstance(prompt, dict) else prompt
-        line = f"  [{number}/{len(QUESTIONS)}] {text}"
-        labels = [f"    {n} - {prompt[x]}" for n, x in enumerate(CHOICES.get(question, []), 1)]
-        for each in (line, *labels):
-            assert len(each) <= COLUMNS  # or the terminal would break it
-            assert each in shown[question]
+        for line in prompt_lines(number, question):
+            assert len(line) <= COLUMNS  # otherwise the terminal breaks the line
+            assert line in shown[question]
     assert {path.name for path in tmp_path.iterdir()} == {"it_s_mine"}
 
 
-def test_wrong_choice_costs_no_other_answer(terminal, tmp_path):
-    texts = {"project_name": "Mine", "project_slug": "mine"}
-    shown = answer_all(terminal, texts, wrong=("9", "complete", "0", "-1", "{{ 7 }}"))
+def test_wrong_choice_is_asked_again(terminal):
+    wrong = ("9", "complete", "0", "-1", "{{ 7 }}")
+    shown = answer_all(terminal, {"project_name": "Mine", "project_slug": "mine"}, wrong)
     assert terminal.finish() == 0
     for number, question in enumerate(QUESTIONS, start=1):
-        asked = 6 if question in CHOICES else 1
-        assert terminal.shown.count(f"[{number}/{len(QUESTIONS)}]") == asked
-        assert shown[question].count("Please select one of the available options") == asked - 1
-    answers = texts | {question: choices[-1] for question, choices in CHOICES.items()}
-    for question, answer in answers.items():
-        assert re.search(rf"(?m)^  {question} +{answer}\r$", terminal.shown)
+        attempts = 1 + len(wrong) if question in CHOICES else 1
+        assert terminal.shown.count(f"[{number}/{len(QUESTIONS)}]") == attempts
+        rejections = shown[question].count("Please select one of the available options")
+        assert rejections == attempts - 1
+    assert_answers_shown({"project_slug": "mine", **LAST_CHOICES}, terminal.shown)
+
+
+def test_closing_message_shows_the_answers_and_commands(terminal, tmp_path):
+    texts = {"project_name": "Mine", "project_slug": "mine"}
+    answer_all(terminal, texts)
+    assert terminal.finish() == 0
     folder = tmp_path / "mine"
-    closing = f"  cd {folder}\r\n  uv run train.py\r\n  uv run pytest\r\n"
-    assert closing in terminal.shown
-    assert set(read_files(folder)) == FILES | FILES_OF[CHOICES["cluster"][-1]]
+    assert_answers_shown(texts | LAST_CHOICES, terminal.shown)
+    assert f"  cd {folder}\r\n  uv run train.py\r\n  uv run pytest\r\n" in terminal.shown
+    assert set(read_files(folder)) == FILES | FILES_OF[LAST_CHOICES["cluster"]]
 
 
-def test_wrong_text_costs_no_other_answer(terminal, cookiecutter_environment, tmp_path):
-    answer_all(terminal, {"project_name": "It's {{ mine }}", "project_slug": "class"})
+def test_command_after_a_wrong_text_keeps_the_other_answers(
+    terminal, cookiecutter_environment, tmp_path
+):
+    name = "It's {{ mine }}"
+    answer_all(terminal, {"project_name": name, "project_slug": "class"})
     assert terminal.finish() == 1
-    assert "Traceback" not in terminal.shown.partition("cookiecutter's own report")[0]
-    command, marks = read_command(terminal.shown)
-    assert command[marks.index("^") : marks.rindex("^") + 1] == "project_slug=class_project"
+    assert_no_traceback(terminal.shown)
+    assert read_marked(terminal.shown) == "project_slug=class_project"
     assert list(tmp_path.iterdir()) == []
+    command, _ = read_command(terminal.shown)
     pasted = Terminal(["sh", "-c", command], cookiecutter_environment, tmp_path)
     assert pasted.finish() == 0
-    answers = {question: choices[-1] for question, choices in CHOICES.items()}
-    for question, answer in {**answers, "project_name": "It's {{ mine }}"}.items():
-        assert re.search(rf"(?m)^  {question} +{re.escape(answer)}\r$", pasted.shown)
+    assert_answers_shown({"project_name": name, **LAST_CHOICES}, pasted.shown)
     assert [path.name for path in tmp_path.iterdir()] == ["class_project"]
 
 
-def test_ctrl_c_between_two_questions_makes_nothing(terminal, tmp_path):
+def test_ctrl_c_between_questions_creates_nothing(terminal, tmp_path):
     terminal.read_until("): ")
     terminal.type("Mine\n")
     terminal.read_until("): ")
@@ -198,11 +265,11 @@ def test_ctrl_c_between_two_questions_makes_nothing(terminal, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------
-# Replays and defaults
+# Replays and user defaults
 # --------------------------------------------------------------------------------------------------
 
 
-def test_replay_gives_the_same_project(ask, tmp_path):
+def test_replay_renders_an_identical_project(ask, tmp_path):
     first = ask("--no-input", "-o", "one", "project_name={{ 'a { b' }}", "script=complete")
     again = ask("--replay", "-o", "two")
     assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
@@ -210,80 +277,68 @@ def test_replay_gives_the_same_project(ask, tmp_path):
     assert first.stdout == again.stdout.replace(str(tmp_path / "two"), str(tmp_path / "one"))
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_replay_of_before_a_question_asks_just_that(choice, ask, cookiecutter_environment):
+@pytest.mark.parametrize("choice", EACH_CHOICE)
+def test_replay_asks_only_the_questions_that_it_lacks(choice, ask, cookiecutter_environment):
     assert ask("--no-input", "-o", "one").returncode == 0
-    change_replay(cookiecutter_environment, lambda answers: answers.pop(choice))
+    replay = find_replay(cookiecutter_environment)
+    update_json(replay, lambda context: context["cookiecutter"].pop(choice))
     again = ask("--replay", "-o", "two", input="2\n")
     assert again.returncode == 0, again.stderr
     assert f"[1/1] {CONTEXT['__prompts__'][choice]['__prompt__']}" in again.stdout
-    assert re.search(rf"(?m)^  {choice} +{CHOICES[choice][1]}$", again.stdout)
+    assert find_answer(choice, CHOICES[choice][1], again.stdout)
 
 
-def change_replay(env, change):
-    path = find_replay(env)
-    with open(path, encoding="utf-8") as file:
-        context = json.load(file)
-    change(context["cookiecutter"])
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(context, file)
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_replay_of_a_choice_that_is_no_more_is_refused(
-    choice, ask, cookiecutter_environment, tmp_path
-):
+@pytest.mark.parametrize("choice", EACH_CHOICE)
+def test_replay_with_a_removed_choice_is_rejected(choice, ask, cookiecutter_environment, tmp_path):
     assert ask("--no-input", "-o", "one").returncode == 0
-    change_replay(cookiecutter_environment, lambda x: x.update({choice: "former"}))
-    refused = ask("--replay", "-o", "two")
-    assert refused.returncode == 1
-    assert f"{choice} is 'former'" in refused.stderr
-    assert f"rule:      it is one of: {', '.join(CHOICES[choice])}" in refused.stderr
+    replay = find_replay(cookiecutter_environment)
+    update_json(replay, lambda context: context["cookiecutter"].update({choice: "former"}))
+    rejected = ask("--replay", "-o", "two")
+    assert rejected.returncode == 1
+    assert f"{choice} is 'former'" in rejected.stderr
+    assert f"rule:      must be one of: {', '.join(CHOICES[choice])}" in rejected.stderr
     assert list((tmp_path / "two").iterdir()) == []
-    command, marks = read_command(refused.stderr)
-    default = f"{choice}={CHOICES[choice][0]}"
-    assert command[marks.index("^") : marks.rindex("^") + 1] == default
+    assert read_marked(rejected.stderr) == f"{choice}={CHOICES[choice][0]}"
 
 
-def test_hook_knows_the_choices():
-    from test_rendering import load_hook
+def test_choices_are_repeated_for_the_hook():
+    context = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
+    assert context["_choices"] == CHOICES
 
-    assert load_hook("pre_gen_project").CHOICES == CHOICES
 
-
-def test_defaults_of_a_user_are_taken(ask, tmp_path):
+def test_user_defaults_are_used(ask):
     defaults = {"project_name": "Mine", "script": "complete", "cluster": "former", "unknown": 1}
-    made = ask("--no-input", config={"default_context": defaults})
-    assert made.returncode == 0, made.stderr
-    for question, answer in (("project_slug", "mine"), ("script", "complete"), ("cluster", "none")):
-        assert re.search(rf"(?m)^  {question} +{answer}$", made.stdout)
-    assert "former provided for choice variable cluster" in made.stderr  # by cookiecutter
+    created = ask("--no-input", config={"default_context": defaults})
+    assert created.returncode == 0, created.stderr
+    answers = {"project_slug": "mine", "script": "complete", "cluster": "none"}
+    assert_answers_shown(answers, created.stdout)
+    # cookiecutter itself reports the invalid choice.
+    assert "former provided for choice variable cluster" in created.stderr
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("name", "value"),
     [("project_name", True), ("project_name", None), ("project_slug", None), ("project_slug", {})],
 )
-def test_default_that_is_no_text_is_refused(text, value, ask, tmp_path):
-    # As YAML reads `project_name: yes`, or nothing at all behind the colon.
-    refused = ask("--no-input", config={"default_context": {text: value}})
-    assert refused.returncode == 1
-    assert f"{text} is {value!r}" in refused.stderr
-    assert "rule:      it is a text, in quotes where a file has it" in refused.stderr
-    report = refused.stderr.partition("cookiecutter's own report")[0]
-    assert "Traceback" not in report
+def test_user_default_that_is_not_text_is_rejected(name, value, ask, tmp_path):
+    # YAML reads `project_name: yes` as a boolean, and `project_name:` as null.
+    rejected = ask("--no-input", config={"default_context": {name: value}})
+    assert rejected.returncode == 1
+    assert f"{name} is {value!r}" in rejected.stderr
+    assert "rule:      must be text; in a file, put it in quotes" in rejected.stderr
+    assert_no_traceback(rejected.stderr)
     assert list(tmp_path.iterdir()) == []
-    made = ask(*read_arguments(refused.stderr))
-    assert made.returncode == 0, made.stderr
+    created = ask(*read_arguments(rejected.stderr))
+    assert created.returncode == 0, created.stderr
 
 
 # --------------------------------------------------------------------------------------------------
-# Folders that exist
+# Projects that already exist
 # --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def older(ask, tmp_path):
+def existing(ask, tmp_path):
     """Return the folder of a project with a job file, an edit and a file of the user's."""
     assert ask("--no-input", "project_slug=mine", "cluster=slurm").returncode == 0
     folder = tmp_path / "mine"
@@ -293,54 +348,56 @@ def older(ask, tmp_path):
     return folder
 
 
-def test_folder_that_exists_is_left_alone(ask, older):
-    before = hash_tree(older)
-    refused = ask("--no-input", "project_slug=mine")
-    assert refused.returncode == 1
-    assert refused.stdout == f'Error: "{older.name}" directory already exists\n'
-    assert hash_tree(older) == before
+def test_existing_project_is_not_overwritten(ask, existing):
+    with assert_unchanged(existing):
+        rejected = ask("--no-input", "project_slug=mine")
+    assert rejected.returncode == 1
+    assert rejected.stdout == f'Error: "{existing.name}" directory already exists\n'
 
 
-def test_overwriting_leaves_what_is_not_its_own_and_says_so(ask, older, tmp_path):
-    made = ask("--no-input", "-f", "project_slug=mine")
-    assert made.returncode == 0, made.stderr
-    assert "Left from before, of another cluster: launch/slurm.sbatch\n" in made.stdout
+def test_overwriting_keeps_and_reports_files_of_another_cluster(ask, existing, tmp_path):
+    created = ask("--no-input", "-f", "project_slug=mine")
+    assert created.returncode == 0, created.stderr
+    leftover = "Not part of this project, from an earlier choice of cluster: launch/slurm.sbatch\n"
+    assert leftover in created.stdout
     assert ask("--no-input", "project_slug=mine", "-o", "new").returncode == 0
     new = read_files(tmp_path / "new" / "mine")
-    now = read_files(older)
-    assert now.pop("notes.txt") == "mine\n"
-    assert now.pop("launch/slurm.sbatch")
-    assert now == new  # train.py too: that is what -f asks for
+    files = read_files(existing)
+    assert files.pop("notes.txt") == "mine\n"
+    assert files.pop("launch/slurm.sbatch")
+    assert files == new  # including train.py, whose edit -f discards
 
 
-def test_overwriting_can_keep_edits(ask, older):
-    (older / "README.md").unlink()
-    before = hash_tree(older)
-    made = ask("--no-input", "-f", "-s", "project_slug=mine", "cluster=slurm")
-    assert made.returncode == 0, made.stderr
-    after = hash_tree(older)
+def test_skip_option_keeps_existing_files(ask, existing):
+    (existing / "README.md").unlink()
+    before = hash_tree(existing)
+    created = ask("--no-input", "-f", "-s", "project_slug=mine", "cluster=slurm")
+    assert created.returncode == 0, created.stderr
+    after = hash_tree(existing)
     assert after.pop("README.md")
     assert after == before
 
 
-def test_refused_overwriting_touches_nothing(ask, older):
-    before = hash_tree(older)
-    refused = ask("--no-input", "-f", "project_slug=mine", "project_name= x")
-    assert refused.returncode == 1
-    assert hash_tree(older) == before
-    message = refused.stderr.partition("What follows")[0]
-    assert "add -f again, and -s if you gave it" in message
+def test_rejected_answers_leave_an_existing_project_unchanged(ask, existing):
+    with assert_unchanged(existing):
+        rejected = ask("--no-input", "-f", "project_slug=mine", "project_name= x")
+    assert rejected.returncode == 1
+    message = rejected.stderr.partition("cookiecutter's own report")[0]
+    assert "Add -f again, and -s if you used it." in message
     again = ask("-f", *read_arguments(message))
     assert again.returncode == 0, again.stderr
 
 
-def test_refusal_without_a_folder_asks_for_no_option(ask):
-    assert "-f again" not in ask("--no-input", "project_slug=class").stderr
+def test_message_without_an_existing_project_does_not_mention_overwriting(ask):
+    rejected = ask("--no-input", "project_slug=class")
+    assert rejected.returncode == 1
+    assert "-f again" not in rejected.stderr
 
 
-def test_hooks_may_be_left_out(ask, tmp_path):
-    with_hooks = ask("--no-input", "-o", "one", "project_name=$(touch pwned)")
-    without = ask("--no-input", "-o", "two", "--accept-hooks", "no", "project_name=$(touch pwned)")
+def test_project_without_hooks_is_identical(ask, tmp_path):
+    name = "project_name=$(touch pwned)"
+    with_hooks = ask("--no-input", "-o", "one", name)
+    without = ask("--no-input", "-o", "two", "--accept-hooks", "no", name)
     assert (with_hooks.returncode, without.returncode) == (0, 0)
     assert without.stdout == ""
     assert read_files(tmp_path / "one") == read_files(tmp_path / "two")
@@ -348,14 +405,15 @@ def test_hooks_may_be_left_out(ask, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------
-# Other systems
+# Other operating systems
 # --------------------------------------------------------------------------------------------------
 
-REFUSED_BY_WINDOWS = re.compile(r'["|<>:?*\\\x00-\x1f]|[. ]$', re.MULTILINE)
+# Characters and endings that Windows rejects in the name of a file or folder.
+REJECTED_BY_WINDOWS = re.compile(r'["|<>:?*\\\x00-\x1f]|[. ]$', re.MULTILINE)
 
 
 def list_template():
-    """Return the paths of the template's files, of tests too, as it is checked out."""
+    """Return the paths of the template's files, including tests, as in a checkout."""
     if not (TEMPLATE / ".git").exists():
         pytest.skip("not a checkout")
     listed = subprocess.run(
@@ -369,19 +427,18 @@ def list_template():
 
 
 def assert_portable(paths):
-    from test_rendering import load_hook
-
+    """Assert that each path is valid on Linux, macOS and Windows."""
     devices = load_hook("pre_gen_project").DEVICES
     for path in paths:
-        assert len(path) < 160  # of Windows's 260, with the folder that it is in
+        assert len(path) < 160  # Windows allows 260 characters, including the parent folder.
         for name in path.split("/"):
-            assert not REFUSED_BY_WINDOWS.search(name), path
+            assert not REJECTED_BY_WINDOWS.search(name), path
             assert name.partition(".")[0].lower() not in devices, path
-            assert name.isascii(), path  # macOS has other bytes for é
+            assert name.isascii(), path  # macOS encodes é in another way.
     assert len({path.lower() for path in paths}) == len(paths)
 
 
-def test_template_can_be_checked_out_anywhere():
+def test_template_can_be_checked_out_on_any_system():
     paths = list_template()
     assert "cookiecutter.json" in paths
     assert_portable(paths)
@@ -391,32 +448,45 @@ def test_template_can_be_checked_out_anywhere():
     assert "* text=auto eol=lf" in (TEMPLATE / ".gitattributes").read_text(encoding="utf-8")
 
 
-def test_project_can_be_checked_out_anywhere(answers, render, tmp_path):
-    assert_portable(read_files(render(tmp_path, accept_hooks=False, **answers)))
+@pytest.mark.parametrize("cluster", CHOICES["cluster"])
+def test_project_can_be_checked_out_on_any_system(cluster, render, tmp_path):
+    # The other choices don't change the names of the files.
+    assert_portable(read_files(render(tmp_path, accept_hooks=False, cluster=cluster)))
 
 
-def test_template_with_carriage_returns_gives_line_feeds(cookiecutter_environment, tmp_path):
-    template = tmp_path / "template"
+def copy_template_with_crlf(folder):
+    """Copy the template into a folder, with Windows line ends. Return the copy."""
+    copy = folder / "template"
     for part in ("hooks", "templates", "{{cookiecutter.project_slug}}"):
-        shutil.copytree(TEMPLATE / part, template / part)
-    shutil.copy(TEMPLATE / "cookiecutter.json", template)
-    for path in template.rglob("*"):
+        shutil.copytree(TEMPLATE / part, copy / part)
+    shutil.copy(TEMPLATE / "cookiecutter.json", copy)
+    for path in copy.rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    for source, folder in ((TEMPLATE, "one"), (template, "two")):
-        command = [sys.executable, "-m", "cookiecutter", str(source), "--no-input", "-o", folder]
-        answers = ["cluster=slurm", "project_slug=x"]
-        made = subprocess.run(
-            [*command, *answers],
+    return copy
+
+
+def read_bytes(folder):
+    """Return the bytes of every file below a folder, by relative path."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_template_with_crlf_renders_files_with_lf(cookiecutter_environment, tmp_path):
+    rendered = {}
+    for template in (TEMPLATE, copy_template_with_crlf(tmp_path)):
+        output = tmp_path / f"output-{len(rendered)}"
+        command = [sys.executable, "-m", "cookiecutter", str(template), "--no-input"]
+        finished = subprocess.run(
+            [*command, "-o", str(output), "cluster=slurm", "project_slug=x"],
             env=cookiecutter_environment,
             cwd=tmp_path,
             capture_output=True,
             encoding="utf-8",
+            check=False,
         )
-        assert made.returncode == 0, made.stderr
-    one, two = (
-        {path.name: path.read_bytes() for path in (tmp_path / x).rglob("*") if path.is_file()}
-        for x in ("one", "two")
-    )
-    assert one == two
-    assert b"\r" not in b"".join(two.values())
+        assert finished.returncode == 0, finished.stderr
+        rendered[template] = read_bytes(output)
+    expected, files = rendered.values()
+    assert files == expected
+    assert b"\r" not in b"".join(files.values())

@@ -1,4 +1,4 @@
-"""The questions, the hooks, and what every combination of answers renders to.
+"""What every combination of answers renders to, the questions, and the generation hooks.
 
 Nothing here imports TensorFlow or trains: these tests take seconds.
 """
@@ -8,75 +8,85 @@ import json
 import keyword
 import random
 import re
-import runpy
 import shlex
 import shutil
-import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 from cookiecutter.exceptions import FailedHookException, OutputDirExistsException
 from cookiecutter.utils import create_env_with_context
-
-TEMPLATE = Path(__file__).resolve().parents[1]
-PRODUCT = TEMPLATE / "{{cookiecutter.project_slug}}"
-CONTEXT = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
-QUESTIONS = {name: value for name, value in CONTEXT.items() if not name.startswith("_")}
-
-# Every file of the product, and those that a cluster adds.
-FILES = {
-    ".gitignore",
-    "README.md",
-    "launch/local.py",
-    "pyproject.toml",
-    "tests/conftest.py",
-    "tests/test_train.py",
-    "train.py",
-}
-FILES_OF = {
-    "none": set(),
-    "slurm": {"launch/slurm.sbatch"},
-    "kubernetes": {"launch/kubernetes.yaml", "Dockerfile"},
-}
+from rendering import (
+    CONTEXT,
+    FILES,
+    FILES_OF,
+    PRODUCT,
+    QUESTIONS,
+    SIZES,
+    TASKS,
+    TEMPLATE,
+    assert_ruff_clean,
+    load_hook,
+    read_files,
+    run,
+)
+from variants import find_definition, insert_statement, list_hooks
 
 # A comment block with the metadata of a script, by the regular expression of PEP 723.
 SCRIPT_METADATA = re.compile(
     r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
 )
 
+# --------------------------------------------------------------------------------------------------
+# Parts of the template
+# --------------------------------------------------------------------------------------------------
 
-def read_files(folder):
-    """Return the content of every file below a folder, by relative path."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def run(*command, **options):
-    """Run a command and return what became of it, output included."""
-    return subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", check=False, **options
-    )
+PARTS = TEMPLATE / "templates"
+INCLUDING = [*PARTS.rglob("*"), *PRODUCT.rglob("*")]
+FOLDERS_OF_PARTS = [
+    *("essential", "complete", "parameter_server"),
+    *(f"readme/{x}" for x in ("essential", "complete", "parameter_server", "synchronous")),
+    *(f"tasks/{x}" for x in TASKS),
+]
 
 
-def load_hook(name):
-    """Return the functions and constants of a hook, as it stands in the template."""
-    return types.SimpleNamespace(**runpy.run_path(str(TEMPLATE / "hooks" / f"{name}.py")))
+def find_included_names():
+    """Return the names of parts in all include and extends statements."""
+    names = set()
+    for path in INCLUDING:
+        if path.is_file():
+            statements = re.findall(r"# {%-? *(?:include|extends).*", path.read_text("utf-8"))
+            names.update(re.findall(r'"([\w/]+\.\w+)"', "\n".join(statements)))
+    return names
 
 
-def assert_ruff_clean(paths, folder, *options):
-    """Assert that ruff finds nothing to report and nothing to format. It changes no file.
+def test_each_part_is_included():
+    parts = {path.relative_to(PARTS).as_posix() for path in PARTS.rglob("*") if path.is_file()}
+    names = find_included_names()
+    included = set()
+    for name in names:
+        if name.startswith("/"):  # of a size or a task
+            included |= {folder + name for folder in FOLDERS_OF_PARTS}
+        else:
+            included.add(name)
+    assert parts <= included
+    assert {name for name in names if not name.startswith("/")} <= parts
 
-    Its settings are those of the nearest pyproject.toml, unless the options name another.
-    """
-    for command in (["check", "--quiet"], ["format", "--diff", "--quiet"]):
-        arguments = [*command, "--no-cache", *options, *map(str, paths)]
-        finished = run(sys.executable, "-m", "ruff", *arguments, cwd=folder)
-        assert finished.returncode == 0, finished.stdout + finished.stderr
+
+def name_path(path):
+    return path.relative_to(TEMPLATE).as_posix()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*TEMPLATE.glob("hooks/*.py"), *PARTS.rglob("*.py"), *PRODUCT.rglob("*.py")],
+    ids=name_path,
+)
+def test_unrendered_python_parses_and_is_clean(path):
+    ast.parse(path.read_bytes(), filename=str(path))
+    # Sorting the imports needs the folder in which `import train` finds its module.
+    folder = PRODUCT if path.is_relative_to(PRODUCT) else TEMPLATE
+    assert_ruff_clean([path], folder, "--config", str(TEMPLATE / "pyproject.toml"))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -84,51 +94,43 @@ def assert_ruff_clean(paths, folder, *options):
 # --------------------------------------------------------------------------------------------------
 
 
-def test_each_part_is_included_once():
-    folder = TEMPLATE / "templates"
-    parts = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
-    texts = {part: (folder / part).read_text(encoding="utf-8") for part in parts}
-    texts["train.py"] = (PRODUCT / "train.py").read_text(encoding="utf-8")
-    named = re.findall(
-        r'"([\w/]+\.py)"', "".join(re.findall("# {%.*%}", "\n".join(texts.values())))
-    )
-    sizes = {part for part in parts if part.startswith(("complete/", "parameter_server/"))}
-    tasks = {f"tasks/{task}.py" for task in QUESTIONS["task"]}
-    assert parts == tasks | sizes | set(named) - {x for x in named if x.startswith("/")}
-    for part in sizes:  # In the place of one of the same name, or by its own.
-        assert part.partition("/")[2] in parts or part in named, part
+@pytest.fixture
+def render_sizes(render, tmp_path):
+    """Return a function that returns the texts of the essential and the complete script."""
+
+    def render_texts(task):
+        texts = []
+        for size in SIZES:
+            project = render(tmp_path, task=task, script=size, project_slug=size)
+            texts.append((project / "train.py").read_text(encoding="utf-8"))
+        return texts
+
+    return render_texts
 
 
-def count_lines(text):
-    """Return the lines of a script, all told, and those of sections 1 to 5."""
-    return text.count("\n"), text[: text.index("\n# 6. ")].count("\n")
+@pytest.mark.parametrize("task", TASKS)
+def test_sizes_have_the_same_hooks(task, render_sizes):
+    essential, complete = render_sizes(task)
+    assert list_hooks(essential) == list_hooks(complete)
+    for name in list_hooks(essential):
+        node, other = find_definition(essential, name), find_definition(complete, name)
+        assert ast.dump(node) == ast.dump(other), name
 
 
-def test_script_is_read_in_one_sitting(answers, render, tmp_path):
-    text = (render(tmp_path, **answers) / "train.py").read_text(encoding="utf-8")
-    limits = {"essential": (750, 380), "complete": (1300, 430)}[answers["script"]]
-    if answers["distribution"] == "parameter_server":  # of one size
-        limits = (900, 430)
-    more = 100 if answers["task"] == "text_classification" else 0
-    for lines, limit in zip(count_lines(text), limits, strict=True):
-        assert lines <= limit + more
+def list_definitions(text):
+    """Return the names of a script's functions and classes, in order."""
+    return [node.name for node in ast.parse(text).body if hasattr(node, "name")]
 
 
-def test_sizes_have_the_same_hooks(render, tmp_path):
-    for task in QUESTIONS["task"]:
-        texts = [
-            (render(tmp_path / task, task=task, script=size, project_slug=size) / "train.py")
-            for size in QUESTIONS["script"]
-        ]
-        texts = [path.read_text(encoding="utf-8") for path in texts]
-        hooks = [text[text.index("\n# 3. ") : text.index("\n# 5. ")] for text in texts]
-        assert hooks[0] == hooks[1]
-        names = [[x.name for x in ast.parse(text).body if hasattr(x, "name")] for text in texts]
-        shared = [[x for x in each if x in names[0] and x in names[1]] for each in names]
-        assert shared[0] == shared[1], "the order"
+@pytest.mark.parametrize("task", TASKS)
+def test_sizes_have_the_same_order(task, render_sizes):
+    essential, complete = map(list_definitions, render_sizes(task))
+    shared = set(essential) & set(complete)
+    assert len(shared) > 30
+    assert [x for x in essential if x in shared] == [x for x in complete if x in shared]
 
 
-def test_product_is_exactly_these_files(answers, render, tmp_path):
+def test_product_has_exactly_these_files(answers, render, tmp_path):
     project_dir = render(tmp_path, project_slug="some_slug", **answers)
     assert project_dir == tmp_path / "some_slug"
     assert set(read_files(project_dir)) == FILES | FILES_OF[answers["cluster"]]
@@ -142,28 +144,31 @@ def test_rendered_python_parses_and_is_clean(answers, render, tmp_path):
     assert_ruff_clean(["."], project_dir, "--config", "pyproject.toml")
 
 
-@pytest.mark.parametrize("size", QUESTIONS["script"])
-@pytest.mark.parametrize("task", QUESTIONS["task"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("task", TASKS)
 def test_types_are_clean(task, size, render, tmp_path, tmp_path_factory):
     project = render(tmp_path, task=task, script=size)
-    cache = tmp_path_factory.getbasetemp() / "mypy"  # the standard library's, for all of them
+    cache = tmp_path_factory.getbasetemp() / "mypy"  # has the standard library, for all projects
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(cache)]
     finished = run(*command, cwd=project)
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    # It does look into the hooks.
+    # A wrong type in a hook is found.
     script = project / "train.py"
-    text = script.read_text(encoding="utf-8")
-    script.write_text(text.replace("    return batch\n", "    return [batch]\n"), encoding="utf-8")
+    text = insert_statement(script.read_text(encoding="utf-8"), "fetch", "return [batch]")
+    script.write_text(text, encoding="utf-8")
     finished = run(*command, cwd=project)
     assert (finished.returncode, finished.stdout.count("error:")) == (1, 1), finished.stdout
     assert 'expected "tuple' in finished.stdout
 
 
-def test_no_template_residue(answers, render, tmp_path):
+RESIDUES = ["{{", "# {%", "# {#", *(f"cookiecutter.{name}" for name in CONTEXT)]
+
+
+def test_no_template_code_is_left(answers, render, tmp_path):
     for path, text in read_files(render(tmp_path, **answers)).items():
-        for residue in ("{{", "# {%", "# {#", *(f"cookiecutter.{name}" for name in CONTEXT)):
+        for residue in RESIDUES:
             assert residue not in text, f"{path} contains {residue}"
-        # The README and the template's own name may tell where the project comes from.
+        # Only the README and the template's name tell where the project comes from.
         if path != "README.md":
             assert "cookiecutter" not in text.replace("cookiecutter-tf-distribute", ""), path
 
@@ -174,56 +179,51 @@ def test_hooks_change_no_file(answers, render, tmp_path):
     assert read_files(with_hooks) == read_files(without_hooks)
 
 
-def test_cluster_changes_no_code(render, tmp_path):
-    products = {x: read_files(render(tmp_path / x, cluster=x)) for x in QUESTIONS["cluster"]}
-    for cluster in ("slurm", "kubernetes"):
-        record = products[cluster].pop("pyproject.toml").replace(f'"{cluster}"', '"none"')
-        assert record == products["none"]["pyproject.toml"]
-        changed = {
-            path for path, text in products[cluster].items() if text != products["none"].get(path)
-        }
-        ignored = {".gitignore"} if cluster == "slurm" else set()  # the logs of its tasks
-        assert changed == {*FILES_OF[cluster], "README.md", *ignored}
+@pytest.mark.parametrize("cluster", ["slurm", "kubernetes"])
+def test_cluster_changes_no_code(cluster, render, tmp_path):
+    plain = read_files(render(tmp_path / "none", cluster="none"))
+    files = read_files(render(tmp_path / cluster, cluster=cluster))
+    record = files.pop("pyproject.toml").replace(f'"{cluster}"', '"none"')
+    assert record == plain["pyproject.toml"]
+    changed = {path for path, text in files.items() if text != plain.get(path)}
+    expected = {*FILES_OF[cluster], "README.md"}
+    if cluster == "slurm":
+        expected.add(".gitignore")  # for the logs of tasks
+    assert changed == expected
 
 
-def other_answers(question, answer):
-    """Return the answers to flip a question to."""
+def list_other_answers(question, answer):
+    """Return the other answers to a question."""
     if isinstance(QUESTIONS[question], list):
         return [choice for choice in QUESTIONS[question] if choice != answer]
     return ["other_text"]
 
 
-def test_flipping_an_answer_changes_the_product(question, answers, render, tmp_path):
-    # All texts are given, so that no other answer follows from the one that is flipped.
+def remove_record(files, answers):
+    """Remove the record of the answers from a project's files, and commands that repeat them."""
+    pattern = r"\[tool\.cookiecutter-.*?\n\n"
+    [record] = re.findall(pattern, files["pyproject.toml"], re.DOTALL)
+    files["pyproject.toml"] = files["pyproject.toml"].replace(record, "")
+    for name, answer in answers.items():
+        files["README.md"] = files["README.md"].replace(f"{name}={answer}", "")
+    return files
+
+
+def test_each_answer_changes_the_product(question, answers, render, tmp_path):
+    # All texts are given, so that no other answer follows from the one that changes.
     texts = {name: "some_text" for name, value in QUESTIONS.items() if isinstance(value, str)}
     given = texts | answers
 
-    def render_product(**flipped):
-        output_dir = tmp_path / "-".join(flipped.values())
-        files = read_files(render(output_dir, accept_hooks=False, **(given | flipped)))
-        # Not by its record of the answers, nor by the command that repeats them.
-        [record] = re.findall(r"\[tool\.cookiecutter-.*?\n\n", files["pyproject.toml"], re.DOTALL)
-        files["pyproject.toml"] = files["pyproject.toml"].replace(record, "")
-        for name, answer in flipped.items():
-            files["README.md"] = files["README.md"].replace(f"{name}={answer}", "")
-        return files
+    def render_product(answer):
+        changed = {question: answer}
+        project = render(tmp_path / answer, accept_hooks=False, **(given | changed))
+        return remove_record(read_files(project), changed)
 
-    product = render_product(**{question: given[question]})
-    changes = (question, given["distribution"]) != ("script", "parameter_server")  # of one size
-    for other in other_answers(question, given[question]):
-        assert (render_product(**{question: other}) != product) == changes
-
-
-@pytest.mark.parametrize(
-    "path",
-    [*TEMPLATE.glob("hooks/*.py"), *TEMPLATE.glob("templates/**/*.py"), *PRODUCT.rglob("*.py")],
-    ids=lambda path: path.relative_to(TEMPLATE).as_posix(),
-)
-def test_unrendered_python_parses_and_is_clean(path):
-    ast.parse(path.read_bytes(), filename=str(path))
-    # Sorting the imports needs the folder in which `import train` finds its module.
-    folder = PRODUCT if path.is_relative_to(PRODUCT) else TEMPLATE
-    assert_ruff_clean([path], folder, "--config", str(TEMPLATE / "pyproject.toml"))
+    product = render_product(given[question])
+    # With parameter servers, the script has one size.
+    is_ignored = question == "script" and given["distribution"] == "parameter_server"
+    for other in list_other_answers(question, given[question]):
+        assert (render_product(other) == product) == is_ignored
 
 
 # --------------------------------------------------------------------------------------------------
@@ -231,33 +231,36 @@ def test_unrendered_python_parses_and_is_clean(path):
 # --------------------------------------------------------------------------------------------------
 
 
-def question_texts(question):
+def read_question_texts(question):
     """Return the prompt of a question, then the labels of its choices."""
-    prompt, value = CONTEXT["__prompts__"][question], QUESTIONS[question]
+    prompt = CONTEXT["__prompts__"][question]
+    value = QUESTIONS[question]
     if isinstance(value, str):
         return [prompt]
     return [prompt["__prompt__"], *(prompt[choice] for choice in value)]
 
 
-def test_prompts_are_human_and_ask_just_the_questions(cookiecutter_environment, tmp_path):
+def test_prompts_ask_exactly_the_questions(cookiecutter_environment, tmp_path):
     finished = run(
         *(sys.executable, "-m", "cookiecutter", str(TEMPLATE)),
-        # One question more would find no answer, and fail.
+        # One more question would find no answer, and fail.
         input="\n" * len(QUESTIONS),
         env=cookiecutter_environment,
         cwd=tmp_path,
     )
     assert finished.returncode == 0, finished.stderr
     for number, question in enumerate(QUESTIONS, start=1):
-        prompt, *labels = question_texts(question)
+        prompt, *labels = read_question_texts(question)
         assert f"[{number}/{len(QUESTIONS)}] {prompt}" in finished.stdout
         for position, label in enumerate(labels, start=1):
             assert f"{position} - {label}" in finished.stdout
 
 
-def test_prompts_are_free_of_markup(question):
-    # Rich, which shows the texts, takes what stands in square brackets for markup.
-    assert all(text.strip() and "[" not in text for text in question_texts(question))
+def test_prompts_have_no_markup(question):
+    # Rich, which shows the texts, takes text in square brackets for markup.
+    for text in read_question_texts(question):
+        assert text.strip()
+        assert "[" not in text
 
 
 @pytest.mark.parametrize(
@@ -308,36 +311,52 @@ ALLOWED_NAMES = [
 ]
 
 
-# One that occurs nowhere else, so that it can be replaced by another.
+# A name that occurs nowhere else, so that it can be replaced by another.
 PLAIN_NAME = "Plain Name"
 
 
-@pytest.mark.parametrize("name", ALLOWED_NAMES)
-def test_allowed_name_is_text_in_every_file(name, render, tmp_path):
-    project_dir = render(tmp_path / "x", project_name=name, project_slug="some_slug")
-    plain_dir = render(tmp_path / "y", project_name=PLAIN_NAME, project_slug="some_slug")
-    texts, plain_texts = read_files(project_dir), read_files(plain_dir)
+@pytest.fixture
+def render_two(render, tmp_path):
+    """Return a function that renders a project with a name, and one with a plain name."""
 
+    def render_both(name):
+        folders = [tmp_path / "x", tmp_path / "y"]
+        return [
+            render(folder, project_name=each, project_slug="some_slug")
+            for folder, each in zip(folders, (name, PLAIN_NAME), strict=True)
+        ]
+
+    return render_both
+
+
+@pytest.mark.parametrize("name", ALLOWED_NAMES)
+def test_allowed_name_is_text_in_every_file(name, render_two, tmp_path):
+    texts, plain_texts = map(read_files, render_two(name))
     assert PLAIN_NAME in plain_texts["train.py"]
     assert PLAIN_NAME in plain_texts["README.md"]
     assert set(texts) == set(plain_texts)
-    escaped = name.replace("\\", "\\\\").replace('"', '\\"')  # In a docstring.
-    for path in set(texts) - {"pyproject.toml"}:  # There it is quoted: see the next test.
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')  # in a docstring
+    for path in set(texts) - {"pyproject.toml"}:  # There it is quoted: see the next tests.
         shown = escaped if path == "train.py" else name
         assert texts[path] == plain_texts[path].replace(PLAIN_NAME, shown)
-
-    for path in project_dir.rglob("*.py"):
-        # As bytes, because a comment near the top can name another encoding.
-        tree = ast.parse(path.read_bytes())
-        plain = ast.parse((plain_dir / path.relative_to(project_dir)).read_bytes())
-        if path.name == "train.py" and path.parent == project_dir:
-            docstring, plain_docstring = tree.body.pop(0).value.value, plain.body.pop(0).value.value
-            assert docstring == plain_docstring.replace(PLAIN_NAME, name)
-        assert ast.dump(tree) == ast.dump(plain)
     [metadata] = SCRIPT_METADATA.finditer(texts["train.py"])
     [plain_metadata] = SCRIPT_METADATA.finditer(plain_texts["train.py"])
     assert metadata.group() == plain_metadata.group()
     assert list(tmp_path.rglob("pwned")) == []
+
+
+@pytest.mark.parametrize("name", ALLOWED_NAMES)
+def test_allowed_name_changes_no_code(name, render_two):
+    project, plain_project = render_two(name)
+    for path in project.rglob("*.py"):
+        # As bytes, because a comment near the top can name another encoding.
+        tree = ast.parse(path.read_bytes())
+        plain_tree = ast.parse((plain_project / path.relative_to(project)).read_bytes())
+        if path == project / "train.py":
+            docstring = tree.body.pop(0).value.value
+            plain_docstring = plain_tree.body.pop(0).value.value
+            assert docstring == plain_docstring.replace(PLAIN_NAME, name)
+        assert ast.dump(tree) == ast.dump(plain_tree)
 
 
 @pytest.mark.parametrize("name", ALLOWED_NAMES)
@@ -367,22 +386,22 @@ def test_typed_name_is_no_template(cookiecutter_environment, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------
-# Answers that are refused
+# Rejected answers
 # --------------------------------------------------------------------------------------------------
 
-SHAPE = "has only the letters a to z"
-SLUG_LENGTH = "has at most 50 characters"
-KEYWORD = "is not a keyword"
-STANDARD_LIBRARY = "is not a module of Python's standard library"
-IN_USE = "is not a name that the project itself imports"
-DEVICE = "is not a name that Windows keeps"
-BLANK = "is not blank"
-ENDS = "has no white space at either end"
-ONE_LINE = "is one line without control characters"
-NAME_WIDTH = "takes at most 60 columns"
-NAME_LENGTH = "has at most 240 characters"
+SHAPE = "must contain only the letters a to z"
+SLUG_LENGTH = "must have at most 50 characters"
+KEYWORD = "must not be a Python keyword"
+STANDARD_LIBRARY = "must not be a module of Python's standard library"
+IN_USE = "must not be a name that this project imports"
+DEVICE = "must not be a device name of Windows"
+BLANK = "must not be blank"
+ENDS = "must not start or end with white space"
+ONE_LINE = "must be one line without control characters"
+NAME_WIDTH = "must take at most 60 columns"
+NAME_LENGTH = "must have at most 240 characters"
 
-REFUSED_SLUGS = [
+REJECTED_SLUGS = [
     ("class", [KEYWORD]),
     ("match", [KEYWORD]),
     ("None", [SHAPE, KEYWORD]),
@@ -413,7 +432,7 @@ REFUSED_SLUGS = [
     ("../x", [SHAPE]),
 ]
 
-REFUSED_NAMES = [
+REJECTED_NAMES = [
     ("", [BLANK]),
     (" \t", [BLANK, ONE_LINE]),
     ("\u3000", [BLANK]),
@@ -447,7 +466,7 @@ def read_command(message):
     return lines[number], lines[number + 1]
 
 
-# The answers of those who choose nothing.
+# The default answers to the questions with choices.
 DEFAULT_CHOICES = {name: value[0] for name, value in QUESTIONS.items() if isinstance(value, list)}
 
 
@@ -458,10 +477,10 @@ def read_answers(command):
 
 
 @pytest.fixture
-def refuse(render, tmp_path, capfd):
-    """Return a function that has answers refused and returns what their author gets to read."""
+def reject(render, tmp_path, capfd):
+    """Return a function that gives answers that are rejected, and returns the error message."""
 
-    def refuse_answers(**answers):
+    def reject_answers(**answers):
         output_dir = tmp_path / "output"
         output_dir.mkdir()
         with pytest.raises(FailedHookException):
@@ -472,7 +491,7 @@ def refuse(render, tmp_path, capfd):
         assert captured.out == ""
         return captured.err
 
-    return refuse_answers
+    return reject_answers
 
 
 @pytest.fixture
@@ -493,7 +512,7 @@ def paste(cookiecutter_environment, tmp_path):
 
 
 def assert_rules_listed(message, question, answer, rules):
-    """Assert that a message lists just these broken rules of a question, and its answer."""
+    """Assert that a message has a question's answer and exactly these broken rules."""
     _, _, section = message.partition(f"  {question} is ")
     shown, *lines = section.split("\n\n")[0].splitlines()
     # The first characters are enough: a long answer is shown in part.
@@ -505,10 +524,10 @@ def assert_rules_listed(message, question, answer, rules):
     assert lines[-1].startswith("    accepted:  ")
 
 
-@pytest.mark.parametrize(("slug", "rules"), REFUSED_SLUGS)
-def test_slug_is_refused(slug, rules, refuse):
-    message = refuse(project_name="It's mine", project_slug=slug)
-    assert "1 answer can't be used" in message
+@pytest.mark.parametrize(("slug", "rules"), REJECTED_SLUGS)
+def test_invalid_slug_is_rejected(slug, rules, reject):
+    message = reject(project_name="It's mine", project_slug=slug)
+    assert "1 answer is invalid" in message
     assert_rules_listed(message, "project_slug", slug, rules)
     answers = read_answers(read_command(message)[0])
     assert answers == DEFAULT_CHOICES | {
@@ -518,10 +537,10 @@ def test_slug_is_refused(slug, rules, refuse):
     assert load_hook("pre_gen_project").broken_slug_rules(answers["project_slug"]) == []
 
 
-@pytest.mark.parametrize(("name", "rules"), REFUSED_NAMES)
-def test_name_is_refused(name, rules, refuse):
-    message = refuse(project_name=name, project_slug="some_slug")
-    assert "1 answer can't be used" in message
+@pytest.mark.parametrize(("name", "rules"), REJECTED_NAMES)
+def test_invalid_name_is_rejected(name, rules, reject):
+    message = reject(project_name=name, project_slug="some_slug")
+    assert "1 answer is invalid" in message
     assert_rules_listed(message, "project_name", name, rules)
     answers = read_answers(read_command(message)[0])
     assert set(answers) == set(QUESTIONS)
@@ -546,8 +565,8 @@ HOSTILE_TO_SHELLS = """'"; $(touch pwned) `touch pwned` & touch pwned # {{ 7*7 }
         ("a\udc80\x1b\u2028b", "some slug"),
     ],
 )
-def test_pasted_command_works(name, slug, refuse, paste):
-    answers = paste(read_command(refuse(project_name=name, project_slug=slug))[0])
+def test_pasted_command_works(name, slug, reject, paste):
+    answers = paste(read_command(reject(project_name=name, project_slug=slug))[0])
     hook = load_hook("pre_gen_project")
     assert answers == DEFAULT_CHOICES | {
         "project_name": hook.accepted_name(name),
@@ -555,16 +574,16 @@ def test_pasted_command_works(name, slug, refuse, paste):
     }
 
 
-def test_absolute_slug_is_refused(refuse, paste, tmp_path):
+def test_absolute_path_as_slug_is_rejected(reject, paste, tmp_path):
     elsewhere = tmp_path / "elsewhere"
-    message = refuse(project_slug=str(elsewhere))
+    message = reject(project_slug=str(elsewhere))
     assert_rules_listed(message, "project_slug", str(elsewhere), [SHAPE, SLUG_LENGTH])
     paste(read_command(message)[0])
     assert not elsewhere.exists()
 
 
-def test_derived_slug_is_refused_with_its_name_kept(refuse, paste):
-    message = refuse(project_name="TensorFlow")
+def test_corrected_command_keeps_the_name_of_a_rejected_derived_slug(reject, paste):
+    message = reject(project_name="TensorFlow")
     assert_rules_listed(message, "project_slug", "tensorflow", [IN_USE])
     assert paste(read_command(message)[0]) == DEFAULT_CHOICES | {
         "project_name": "TensorFlow",
@@ -576,16 +595,16 @@ def test_derived_slug_is_refused_with_its_name_kept(refuse, paste):
     ("slug", "error"),
     [("", OutputDirExistsException), (".", OutputDirExistsException), ("x" * 300, OSError)],
 )
-def test_slug_that_names_no_new_folder_is_refused_by_cookiecutter(slug, error, render, tmp_path):
-    # It makes the folder before it runs the hook.
+def test_slug_without_a_new_folder_is_rejected_by_cookiecutter(slug, error, render, tmp_path):
+    # cookiecutter creates the folder before it runs the hook.
     with pytest.raises(error):
         render(tmp_path, project_slug=slug)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_faults_are_reported_at_once_and_marked(refuse, paste):
-    message = refuse(project_name=" two\nlines", project_slug="Class")
-    assert "2 answers can't be used" in message
+def test_all_invalid_answers_are_reported_and_marked(reject, paste):
+    message = reject(project_name=" two\nlines", project_slug="Class")
+    assert "2 answers are invalid" in message
     assert_rules_listed(message, "project_name", " two\nlines", [ENDS, ONE_LINE])
     assert_rules_listed(message, "project_slug", "Class", [SHAPE])
     command, marks = read_command(message)
@@ -594,17 +613,17 @@ def test_all_faults_are_reported_at_once_and_marked(refuse, paste):
     assert paste(command) == DEFAULT_CHOICES | accepted
 
 
-def test_only_what_differs_is_marked(refuse):
-    command, marks = read_command(refuse(project_name="it's", project_slug="json"))
+def test_only_corrections_are_marked(reject):
+    command, marks = read_command(reject(project_name="it's", project_slug="json"))
     assert marked(command, marks) == ["project_slug=json_project"]
 
 
 def marked(command, marks):
-    """Return the parts of a command that have marks below them."""
+    """Return the parts of a command that are marked on the line below."""
     return [command[mark.start() : mark.end()] for mark in re.finditer(r"\^+", marks)]
 
 
-def test_pasted_command_finds_a_template_with_a_hostile_path(cookiecutter_environment, tmp_path):
+def test_pasted_command_quotes_the_path_of_the_template(cookiecutter_environment, tmp_path):
     template = tmp_path / """it's a "template" $(touch pwned)"""
     shutil.copytree(TEMPLATE / "hooks", template / "hooks")
     shutil.copy(TEMPLATE / "cookiecutter.json", template)
@@ -612,12 +631,12 @@ def test_pasted_command_finds_a_template_with_a_hostile_path(cookiecutter_enviro
     cookiecutter = [sys.executable, "-m", "cookiecutter", str(template), "--no-input"]
     options = {"cwd": tmp_path, "env": cookiecutter_environment}
 
-    refused = run(*cookiecutter, "--output-dir", "my output", "project_slug=class", **options)
-    assert refused.returncode == 1
-    assert "Nothing was made" in refused.stderr
+    rejected = run(*cookiecutter, "--output-dir", "my output", "project_slug=class", **options)
+    assert rejected.returncode == 1
+    assert "No project was created" in rejected.stderr
     assert list((tmp_path / "my output").iterdir()) == []
 
-    pasted = run("sh", "-c", read_command(refused.stderr)[0], **options)
+    pasted = run("sh", "-c", read_command(rejected.stderr)[0], **options)
     assert pasted.returncode == 0, pasted.stderr
     assert (tmp_path / "my output" / "class_project").is_dir()
     assert list(tmp_path.rglob("pwned")) == []
@@ -627,7 +646,7 @@ def test_pasted_command_finds_a_template_with_a_hostile_path(cookiecutter_enviro
 # The hooks, function by function
 # --------------------------------------------------------------------------------------------------
 
-# Characters, and delimiters of templates.
+# Special characters and template delimiters.
 HOSTILE_PIECES = [
     *"'\"`\\/;# <>&(){}$ru0aé日🚀\n\r\t\x00\x85\u2028\udc80",
     *("{{", "}}", "# {%", "%}", "# {#", "#}"),
@@ -635,7 +654,7 @@ HOSTILE_PIECES = [
 
 
 def random_texts(count):
-    """Return texts made of what is special to Python, JSON, Jinja, shells and terminals."""
+    """Return texts of characters that are special in Python, JSON, Jinja, shells or terminals."""
     generator = random.Random(0)
     return [
         "".join(generator.choices(HOSTILE_PIECES, k=generator.randrange(9))) for _ in range(count)
@@ -643,13 +662,13 @@ def random_texts(count):
 
 
 def render_text(text, answers):
-    """Return a text as cookiecutter renders it."""
+    """Render a text as cookiecutter does."""
     context = {"cookiecutter": {"_jinja2_env_vars": CONTEXT["_jinja2_env_vars"], **answers}}
     return create_env_with_context(context).from_string(text).render(context)
 
 
 @pytest.mark.parametrize("hook", ["pre_gen_project", "post_gen_project"])
-def test_any_answer_is_data_to_a_hook(hook):
+def test_hooks_read_any_answer_as_data(hook):
     source = (TEMPLATE / "hooks" / f"{hook}.py").read_text(encoding="utf-8")
     for text in random_texts(100):
         answers = {"project_name": text, "project_slug": text[::-1], "_template": text + text}
@@ -664,7 +683,7 @@ def test_any_answer_is_data_to_a_hook(hook):
         assert list(read)[1:] == list(answers)
 
 
-def test_accepted_answers_are_accepted():
+def test_suggested_answers_are_valid():
     hook = load_hook("pre_gen_project")
     reserved = [*sys.stdlib_module_names, *keyword.kwlist, *hook.NAMES_IN_USE]
     for text in [*reserved, *random_texts(1000)]:
@@ -673,14 +692,14 @@ def test_accepted_answers_are_accepted():
             assert hook.broken_slug_rules(hook.accepted_slug(answer)) == []
 
 
-def test_every_reserved_slug_is_refused():
+def test_every_reserved_slug_is_rejected():
     hook = load_hook("pre_gen_project")
     keywords = [*keyword.kwlist, *keyword.softkwlist]
     for slug in [*sys.stdlib_module_names, *keywords, *hook.NAMES_IN_USE]:
         assert hook.broken_slug_rules(slug) != []
 
 
-def test_dependencies_of_the_product_are_reserved(render, tmp_path):
+def test_dependencies_of_the_project_are_reserved(render, tmp_path):
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
     text = (render(tmp_path) / "pyproject.toml").read_text(encoding="utf-8")
     names = [
@@ -697,13 +716,13 @@ def test_argument_renders_to_the_answer():
         assert render_text(argument.removeprefix("project_name="), {}) == name
 
 
-def test_defaults_are_those_of_the_questions(render, tmp_path):
+def test_hook_defaults_equal_those_of_cookiecutter_json(render, tmp_path):
     hook = load_hook("pre_gen_project")
     assert QUESTIONS["project_name"] == hook.DEFAULT_NAME
     assert render(tmp_path).name == hook.DEFAULT_SLUG
 
 
-def test_command_names_the_checkout_and_every_answer():
+def test_corrected_command_has_the_checkout_and_every_answer():
     answers = {
         "project_name": "x",
         "project_slug": "Y",
@@ -731,10 +750,10 @@ def test_closing_message_shows_answers_and_commands(render, tmp_path, capfd):
     assert f"  project_slug  {project_dir.name}\n" in message
     commands = f"  cd {shlex.quote(str(project_dir))}\n  uv run train.py\n  uv run pytest\n"
     assert commands in message
-    assert "misspelt" in message
+    assert "misspelled" in message
 
 
-def test_closing_message_needs_no_unicode_terminal(cookiecutter_environment, tmp_path):
+def test_closing_message_works_on_an_ascii_terminal(cookiecutter_environment, tmp_path):
     finished = run(
         *(sys.executable, "-m", "cookiecutter", str(TEMPLATE), "--no-input"),
         "project_name=日本",

@@ -1,6 +1,6 @@
-"""Resume is exact: whatever kills a run and however often, the same command again ends the same.
+"""Resume is exact: a run that was killed at any moment ends bit-identical to an undisturbed one.
 
-The moments of the kills are random. A failure shows their seed; FAULTS_SEED=… sets it.
+The moments of the kills are random. A failure prints their seed; FAULTS_SEED=… sets it.
 """
 
 import re
@@ -9,132 +9,148 @@ import signal
 import time
 
 import pytest
-from conftest import (
+from running import (
     FLAGS,
-    NO_DROPOUT,
-    TIMEOUT,
+    LAST_STEP,
+    WORKERS,
+    assert_close,
+    assert_fails,
+    assert_rejected,
     assert_same_run,
-    edit,
+    assert_succeeded,
+    assert_unchanged,
+    count_lines,
+    find_newest_step,
     finish,
+    finish_all,
     flags_of,
     fork,
-    hash_tree,
+    kill,
+    list_checkpoints,
     read_numbers,
-    start,
+    run_script,
+    start_workers,
     train,
+    wait_for_lines,
+    wait_until,
+)
+from variants import (
+    NO_DROPOUT,
+    SMALL_IMAGES,
+    find_definition,
+    kill_after_log,
+    reformat_definition,
+    write_copies,
+    write_edited,
+    write_variant,
 )
 
-LAST_STEP = 4 * 78  # of a run with FLAGS
-
-
-def wait_until(happened, processes):
-    """Wait until something happened, while processes run."""
-    end = time.monotonic() + TIMEOUT
-    while not happened():
-        for process in processes:
-            assert process.poll() is None, finish(process)
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
-def count_lines(run_dir):
-    path = run_dir / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def draw_moment(run_dir, lines, chance):
-    """Return a function that says whether a random line of the log has been written.
-
-    The last third is left out, so that a kill doesn't come too late.
-    """
-    count, step = count_lines(run_dir), read_step(run_dir)
-    target = chance.randint(1, max(1, lines * 2 // 3))
-    print(f"a kill at line {target} of {lines}, resuming at step {step}, {count} lines in the log")
-    # The log has lines from before. Past the step that it has restored, the run is under way.
-    return lambda: count_lines(run_dir) >= target and read_step(run_dir) > min(step, LAST_STEP - 1)
-
-
-def read_step(run_dir):
-    """Return the step of the newest whole checkpoint, 0 without one."""
-    steps = (run_dir / "checkpoints" / "last").glob("ckpt-*.index")
-    return max((int(re.search(r"ckpt-(\d+)", path.name)[1]) for path in steps), default=0)
-
-
-def kill(process):
-    process.kill()
-    code, output, errors = finish(process)
-    assert code == -signal.SIGKILL, "it had ended before the kill"
-    assert errors == ""
-    return output
-
+LONG = pytest.mark.long
 
 # --------------------------------------------------------------------------------------------------
 # Kills
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("replicas", "steps_per_loop", "kills"), [(1, "1", 1), (2, "7", 1)])
-def test_killed_run_ends_as_an_undisturbed_one(
-    replicas, steps_per_loop, kills, script, train_once, tmp_path, chance
-):
-    flags = (*FLAGS, *flags_of(replicas), "--steps-per-loop", steps_per_loop)
+def draw_moment(run_dir, lines, chance):
+    """Return a function that returns whether a random line of the log has been written.
+
+    The last third of the lines is left out, so that a kill doesn't come too late.
+    """
+    count = count_lines(run_dir)
+    step = find_newest_step(run_dir)
+    target = chance.randint(1, max(1, lines * 2 // 3))
+    print(f"a kill at line {target} of {lines}, resuming at step {step}, {count} lines in the log")
+
+    def has_come():
+        # The log has lines from before. The run is under way when it is past its first checkpoint.
+        is_under_way = find_newest_step(run_dir) > min(step, LAST_STEP - 1)
+        return is_under_way and count_lines(run_dir) >= target
+
+    return has_come
+
+
+def test_killed_run_is_bit_identical(complete_script, train_once, tmp_path, chance):
+    flags = (*FLAGS, "--steps-per-loop", "1")
     expected = train_once(*flags)
-    script = edit(script, tmp_path)
+    script = write_variant(complete_script, tmp_path)
     run_dir = tmp_path / "run"
     lines = len(read_numbers(expected))
-    for _ in range(kills):
-        process = start(script, *flags)
-        wait_until(draw_moment(run_dir, lines, chance), [process])
-        time.sleep(chance.uniform(0, 0.05))
-        kill(process)
-        assert count_lines(run_dir) < lines
+    process = fork(script, *flags)
+    wait_until(draw_moment(run_dir, lines, chance), process)
+    time.sleep(chance.uniform(0, 0.05))
+    kill(process)
+    assert count_lines(run_dir) < lines
     kill_after_last_save(script, run_dir, flags)
     output = train(script, *flags)
-    assert f"resumed at step {LAST_STEP} from run/checkpoints/last/ckpt-{LAST_STEP}" in output
+    assert f"resumed at step {LAST_STEP}" in output
     assert_same_run(run_dir, expected)
 
 
 def kill_after_last_save(script, run_dir, flags):
-    """Kill a run that has saved all that it will, and owes its test line and its export yet."""
-    process = start(script, *flags)
-    wait_until(lambda: read_step(run_dir) == LAST_STEP, [process])
-    # The file's name comes before the rest of the checkpoint: wait for the epoch's end too.
-    state = run_dir / "checkpoints" / "last" / "checkpoint"
-    wait_until(lambda: f'"ckpt-{LAST_STEP}"' in state.read_text(), [process])
+    """Kill a run that has saved its last checkpoint, and has no test line and no export yet."""
+    process = fork(script, *flags)
+    wait_until(lambda: find_newest_step(run_dir) == LAST_STEP, process)
+    # The file's name appears before the checkpoint is complete: wait for TensorFlow's list, too.
+    listed = run_dir / "checkpoints" / "last" / "checkpoint"
+    wait_until(lambda: f'"ckpt-{LAST_STEP}"' in listed.read_text(), process)
     kill(process)
     assert all(line["split"] != "test" for line in read_numbers(run_dir))
     assert not (run_dir / "export").exists()
 
 
+FLAGS_TOGETHER = {
+    "float32": "--accumulation-steps 4 --clip-norm 0.3 --ema-momentum 0.9",
+    "compiled": "--jit-compile --schedule cosine --warmup-steps 7",
+    "bfloat16": "--precision mixed_bfloat16 --schedule linear",
+    "float16": "--precision mixed_float16 --clip-norm 0.3 --accumulation-steps 2",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FLAGS_TOGETHER)
+def test_killed_run_with_flags_is_bit_identical(name, complete_script, train_once, tmp_path):
+    flags = ("--epochs", "2", "--steps-per-loop", "5", *FLAGS_TOGETHER[name].split())
+    flags = (*flags, "--checkpoint-every-steps", "4")
+    script = write_variant(complete_script, tmp_path)
+    process = fork(script, *flags)
+    # The kill may cut the second checkpoint short.
+    wait_until(lambda: len(list_checkpoints(tmp_path / "run")) >= 2, process)
+    kill(process)
+    assert "resumed at step" in train(script, *flags)
+    assert_same_run(tmp_path / "run", train_once(*flags))
+
+
 # --------------------------------------------------------------------------------------------------
-# What the log holds
+# The log
 # --------------------------------------------------------------------------------------------------
 
-# A run of half the epochs of FLAGS.
-HALF = (*FLAGS[:3], "2", *FLAGS[4:])
+HALF = (*FLAGS[:3], "2", *FLAGS[4:])  # of the epochs of FLAGS
 
 
-def copy_half(train_once, script, folder):
-    """Copy a finished run of half the epochs into a folder, with the script beside it."""
-    half = train_once(*HALF)
-    shutil.copytree(half, folder / "run")
-    return edit(script, folder), folder / "run"
+@pytest.fixture
+def half_run(complete_script, train_once, tmp_path):
+    """Return a script, and the folder beside it of a finished run of half the epochs of FLAGS."""
+    shutil.copytree(train_once(*HALF), tmp_path / "run")
+    return write_variant(complete_script, tmp_path), tmp_path / "run"
 
 
-def test_lines_past_the_checkpoint_are_dropped(script, train_once, tmp_path):
-    script, run_dir = copy_half(train_once, script, tmp_path)
+@pytest.mark.long
+def test_resume_drops_log_lines_after_the_checkpoint(half_run, train_once):
+    script, run_dir = half_run
     log = run_dir / "metrics.jsonl"
     *lines, test_line = log.read_text().splitlines(keepends=True)
     assert '"test"' in test_line
-    past = lines[-2].replace('"step": 156', '"step": 234').replace('"epoch": 2', '"epoch": 3')
-    assert past != lines[-2]
-    log.write_text("".join([*lines, past, past.replace('"train"', '"validation"'), past[:40]]))
+    later = lines[-2].replace('"step": 156', '"step": 234').replace('"epoch": 2', '"epoch": 3')
+    assert later != lines[-2]
+    validation = later.replace('"train"', '"validation"')
+    log.write_text("".join([*lines, later, validation, later[:40]]))
     train(script, *FLAGS)
     assert_same_run(run_dir, train_once(*FLAGS))
 
 
-def test_line_cut_short_is_dropped(script, train_once, tmp_path):
-    script, run_dir = copy_half(train_once, script, tmp_path)
+def test_resume_drops_a_log_line_that_was_cut_short(half_run, train_once):
+    script, run_dir = half_run
     log = run_dir / "metrics.jsonl"
     whole = log.read_bytes()
     log.write_bytes(whole[:-20])  # in the test line: the run is not finished
@@ -144,64 +160,241 @@ def test_line_cut_short_is_dropped(script, train_once, tmp_path):
     assert_same_run(run_dir, train_once(*HALF))
 
 
+SMALL_FLAGS = ("--global-batch-size", "16", "--epochs", "4", "--checkpoint-every-steps", "3")
+CORRUPT_LINES = ["{", "[]", "7", "null", '{"step": null, "epoch": 1, "split": "train"}', "\x00\x00"]
+
+
+@pytest.fixture(scope="module")
+def stopped_run(complete_script, tmp_path_factory):
+    """Return the folder of a small run that was killed in its third epoch of four."""
+    folder = tmp_path_factory.mktemp("stopped")
+    script = write_variant(complete_script, folder, SMALL_IMAGES, kill_after_log(24))
+    assert run_script(script, *SMALL_FLAGS).code == -signal.SIGKILL
+    return folder / "run"
+
+
+@pytest.fixture
+def copy_of_stopped_run(stopped_run, tmp_path):
+    return shutil.copytree(stopped_run, tmp_path / "run")
+
+
+@pytest.fixture
+def small_run(train_once):
+    """Return the folder of an undisturbed small run."""
+    return train_once(*SMALL_FLAGS, code=(SMALL_IMAGES,))
+
+
+def test_corrupt_log_lines_are_named(complete_script, copy_of_stopped_run, small_run, tmp_path):
+    """The last line is no exception: any kill may cut it short."""
+    log = copy_of_stopped_run / "metrics.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines()
+    lines[1 : 1 + len(CORRUPT_LINES)] = CORRUPT_LINES
+    log.write_text("\n".join([*lines, '{"step": 24, "epo']), encoding="utf-8")
+    output = train(write_variant(complete_script, tmp_path, SMALL_IMAGES), *SMALL_FLAGS)
+    for number in range(2, 2 + len(CORRUPT_LINES)):
+        assert f"metrics.jsonl: line {number} is corrupt" in output
+    assert "resumed at step " in output
+    expected = read_numbers(small_run)
+    del expected[1 : 1 + len(CORRUPT_LINES)]
+    assert read_numbers(copy_of_stopped_run) == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("last", ['{"step": 32, "ep', "\x00" * 10], ids=["cut", "zeros"])
+def test_finished_run_with_a_corrupt_last_line_is_finished_again(
+    last, complete_script, small_run, tmp_path
+):
+    log = shutil.copytree(small_run, tmp_path / "run") / "metrics.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines()
+    log.write_text("\n".join([*lines[:-1], last]), encoding="utf-8")
+    train(write_variant(complete_script, tmp_path, SMALL_IMAGES), *SMALL_FLAGS)
+    assert_same_run(tmp_path / "run", small_run)
+
+
 # --------------------------------------------------------------------------------------------------
 # Finished runs
 # --------------------------------------------------------------------------------------------------
 
 
-def test_finished_run_says_so_and_changes_nothing(script, train_once, tmp_path):
-    script, run_dir = copy_half(train_once, script, tmp_path)
-    before = hash_tree(tmp_path)
-    output = train(script, *HALF)
+def test_finished_run_changes_nothing(half_run, tmp_path):
+    script, _ = half_run
+    with assert_unchanged(tmp_path):
+        output = train(script, *HALF)
     assert "run is finished" in output
-    assert "epoch" not in output.replace("more --epochs", "")
-    assert hash_tree(tmp_path) == before
-    assert len(before) > 15
+    assert not re.search(r"^epoch ", output, re.MULTILINE)
 
 
-def test_more_epochs_go_on(script, train_once, tmp_path):
-    script, run_dir = copy_half(train_once, script, tmp_path)
-    output = train(script, *FLAGS)
-    assert "resumed at step 156" in output
+def test_more_epochs_continue_a_finished_run(half_run, train_once):
+    script, run_dir = half_run
+    assert "resumed at step 156" in train(script, *FLAGS)
     assert_same_run(run_dir, train_once(*FLAGS))
 
 
-def test_fewer_epochs_are_refused(script, train_once, tmp_path):
-    script, run_dir = copy_half(train_once, script, tmp_path)
-    before = hash_tree(tmp_path)
-    code, output, errors = finish(fork(script, *FLAGS[:3], "1"))
-    assert (code, output) == (2, "")
-    [line] = errors.splitlines()
-    assert "--epochs 1" in line
-    assert "epoch 2" in line
-    assert hash_tree(tmp_path) == before
+def test_fewer_epochs_are_rejected(half_run, tmp_path):
+    script, _ = half_run
+    with assert_unchanged(tmp_path):
+        outcome = run_script(script, *FLAGS[:3], "1")
+    assert_rejected(outcome, "--epochs 1", "epoch 2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [("--global-batch-size", "64"), ("--replicas", "2")])
-def test_evaluate_gives_the_test_line(flags, script, train_once, tmp_path):
-    script, run_dir = copy_half(train_once, script, tmp_path)
-    before = hash_tree(tmp_path)
-    output = train(script, "--mode", "evaluate", *flags)
+def test_evaluate_mode_repeats_the_test_line(flags, half_run, tmp_path):
+    script, run_dir = half_run
+    with assert_unchanged(tmp_path):
+        output = train(script, "--mode", "evaluate", *flags)
     line = read_numbers(run_dir)[-1]
-    shown = re.search(r"test loss ([\d.]+) accuracy ([\d.]+)", output)
-    assert float(shown[1]) == pytest.approx(line["loss"], abs=1.01e-4)  # It shows four digits.
-    assert float(shown[2]) == pytest.approx(line["accuracy"], abs=1.01e-4)
-    assert hash_tree(tmp_path) == before
+    loss, accuracy = re.search(r"test loss ([\d.]+) accuracy ([\d.]+)", output).groups()
+    assert float(loss) == pytest.approx(line["loss"], abs=1.01e-4)  # It shows four digits.
+    assert float(accuracy) == pytest.approx(line["accuracy"], abs=1.01e-4)
 
 
 # --------------------------------------------------------------------------------------------------
-# Other replicas
+# Other replicas, other sizes of the script
 # --------------------------------------------------------------------------------------------------
 
 
-def test_resume_on_other_replica_counts(script, train_once, tmp_path):
-    script = edit(script, tmp_path, NO_DROPOUT)
-    for replicas, epochs in [(1, "3"), (2, "5"), (1, "8")]:
-        output = train(script, "--epochs", epochs, *flags_of(replicas))
-        assert ("resumed at step" in output) == (epochs != "3")
-    expected = read_numbers(train_once("--epochs", "8", edits=(NO_DROPOUT,)))
-    lines = read_numbers(tmp_path / "run")
-    assert len(lines) == len(expected) == 8 + 8 + 1
-    for line, other in zip(lines, expected, strict=True):
-        assert line.pop("split") == other.pop("split")
-        assert line == pytest.approx(other, rel=1e-5, abs=0)
+def test_run_resumes_on_other_numbers_of_replicas(complete_script, train_once, tmp_path):
+    script = write_variant(complete_script, tmp_path, NO_DROPOUT)
+    train(script, "--epochs", "3")
+    assert "resumed at step" in train(script, "--epochs", "5", "--replicas", "2")
+    assert "resumed at step" in train(script, "--epochs", "8")
+    expected = read_numbers(train_once("--epochs", "8", code=(NO_DROPOUT,)))
+    assert len(expected) == 8 + 8 + 1
+    assert_close(read_numbers(tmp_path / "run"), expected, rel=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", ["essential", "complete"])
+def test_both_sizes_of_the_script_resume_each_other(first, scripts, train_once, tmp_path, chance):
+    sizes = ["essential", "complete"] if first == "essential" else ["complete", "essential"]
+    one, other = (write_copies(scripts[size], [tmp_path / size])[0] for size in sizes)
+    run_dir = tmp_path / "run"
+    for script in (one, other, one):
+        process = fork(script, *FLAGS, "--run-dir", run_dir)
+        wait_for_lines(run_dir, chance.randint(2, 6), process)
+        kill(process)
+    assert "resumed at step" in train(other, *FLAGS, "--run-dir", run_dir)
+    assert_same_run(run_dir, train_once(*FLAGS))
+
+
+@pytest.mark.parametrize(
+    ("flag", "key"),
+    [
+        ("--clip-norm", "clip_norm"),
+        pytest.param("--warmup-steps", "warmup", marks=LONG),
+        pytest.param("--recover-from-nan", "recover", marks=LONG),
+    ],
+)
+def test_essential_script_rejects_a_run_with_flags_that_it_lacks(
+    flag, key, essential_script, train_once, tmp_path
+):
+    run_dir = train_once("--epochs", "1", flag, "1")
+    script = write_variant(essential_script, tmp_path)
+    outcome = run_script(script, "--epochs", "2", "--run-dir", run_dir)
+    assert_fails(outcome, 2, key)
+
+
+# --------------------------------------------------------------------------------------------------
+# Edited scripts
+# --------------------------------------------------------------------------------------------------
+
+# An edit of what is no hook.
+OTHER_MESSAGES = """
+print("an edited script")
+"""
+
+
+def describe_edit(script, name):
+    """Return how train.py names an edited function, with its line."""
+    node = find_definition(script.read_text(encoding="utf-8"), name)
+    return f"{name} (line {node.lineno})"
+
+
+@pytest.mark.parametrize(
+    "is_finished",
+    [pytest.param(False, marks=LONG), True],
+    ids=["killed", "finished"],
+)
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["create_model_and_optimizer"], marks=LONG),
+        ["create_model_and_optimizer", "evaluation_step"],
+    ],
+    ids=len,
+)
+def test_resume_rejects_edited_hooks(
+    names, is_finished, complete_script, stopped_run, small_run, tmp_path
+):
+    run_dir = shutil.copytree(small_run if is_finished else stopped_run, tmp_path / "run")
+    small_script = write_variant(complete_script, tmp_path, SMALL_IMAGES)
+    script = write_edited(small_script, tmp_path, *names)
+    with assert_unchanged(run_dir):
+        outcome = run_script(script, *SMALL_FLAGS)
+    edits = ", ".join(describe_edit(script, name) for name in names)
+    assert_rejected(outcome, edits, "run/train.py")
+
+
+@pytest.mark.long
+def test_resume_accepts_edits_outside_of_hooks(
+    complete_script, copy_of_stopped_run, small_run, tmp_path
+):
+    run_dir = copy_of_stopped_run
+    first = (run_dir / "train.py").read_bytes()
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, OTHER_MESSAGES)
+    # Comments and line breaks of a hook are no edits of it either.
+    text = reformat_definition(script.read_text(encoding="utf-8"), "create_model_and_optimizer")
+    script.write_text(text, encoding="utf-8")
+    output = train(script, *SMALL_FLAGS)
+    assert "an edited script" in output
+    assert_same_run(run_dir, small_run)
+    # The run keeps both scripts, and the step at which the second replaced the first.
+    [step] = re.findall(r"resumed at step (\d+)", output)
+    assert (run_dir / f"train.until-step-{step}.py").read_bytes() == first
+    assert (run_dir / "train.py").read_bytes() == script.read_bytes()
+    original = write_variant(complete_script, tmp_path, SMALL_IMAGES)
+    assert "is finished" in train(original, *SMALL_FLAGS)
+
+
+def test_resume_accepts_edited_hooks_if_the_copy_was_renamed(
+    complete_script, copy_of_stopped_run, tmp_path
+):
+    """As the error of `test_resume_rejects_edited_hooks` says."""
+    copy = copy_of_stopped_run / "train.py"
+    renamed = copy.rename(copy.with_name("train.first.py"))
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES)
+    write_edited(script, tmp_path, "create_model_and_optimizer")
+    assert "resumed at step " in train(script, *SMALL_FLAGS)
+    assert read_numbers(copy_of_stopped_run)[-1]["split"] == "test"
+    assert renamed.exists()
+    assert copy.read_bytes() == script.read_bytes()
+
+
+# --------------------------------------------------------------------------------------------------
+# Elastic runs
+# --------------------------------------------------------------------------------------------------
+
+
+def interrupt(script, replicas, lines):
+    """Start a run and end it by SIGTERM, most often in the middle of an epoch."""
+    process = fork(script, *LONGER, *flags_of(replicas))
+    wait_for_lines(script.parent / "run", lines, process)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).code == 143
+
+
+LONGER = ("--global-batch-size", "16", "--epochs", "15", "--checkpoint-every-steps", "20")
+
+
+@pytest.mark.long
+def test_run_moves_between_replicas_and_workers(complete_script, train_once, tmp_path, chance):
+    expected = read_numbers(train_once(*LONGER, code=(NO_DROPOUT,)))
+    script = write_variant(complete_script, tmp_path, NO_DROPOUT)
+    for replicas in (1, 2, 4, 1):
+        interrupt(script, replicas, chance.randint(2, 8))
+    outcome = run_script(script, *LONGER, "--replicas", "3")
+    assert_fails(outcome, 2, "3 replicas", "15 or 18")
+    assert_succeeded(finish_all(start_workers(script, WORKERS, *LONGER)))
+    # The loss of a loop falls to 0.005, of predictions of about 10: 1e-6 is their rounding.
+    assert_close(read_numbers(tmp_path / "run"), expected, rel=1e-5, abs=1e-6)

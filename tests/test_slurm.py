@@ -1,6 +1,6 @@
-"""launch/slurm.sbatch, on a real Slurm: a controller and two nodes, on two machines in one.
+"""launch/slurm.sbatch, on a real Slurm with a controller and two nodes.
 
-It needs root and Debian's slurmctld, slurmd and slurm-client, which .ci/run installs where it can.
+It needs root and Debian's slurmctld, slurmd and slurm-client, which .ci/run installs if it can.
 """
 
 import os
@@ -12,25 +12,40 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import FLAGS, assert_same_run, edit, environment, read_metrics, wait_for_lines
-from machines import Slurm, start_machines, wait_until
+from network_namespaces import Slurm, start_machines
+from running import (
+    FLAGS,
+    assert_same_run,
+    environment,
+    list_checkpoints,
+    read_metrics,
+    wait_for_lines,
+    wait_until,
+)
+from variants import replace_text, run_before, write_variant
 
-REPLICAS = ("--replicas", "2")
-LONG = ("--global-batch-size", "16", "--epochs", "400", "--steps-per-loop", "7")
+PROGRAMS = ("slurmctld", "slurmd", "nsenter")
 needs_slurm = pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(shutil.which, ("slurmctld", "slurmd", "nsenter"))),
-    reason="it takes root, and Debian's slurmctld, slurmd and slurm-client",
+    os.geteuid() != 0 or not all(map(shutil.which, PROGRAMS)),
+    reason="it needs root, and Debian's slurmctld, slurmd and slurm-client",
 )
 
+TWO_REPLICAS = ("--replicas", "2")
+LONG_RUN = ("--global-batch-size", "16", "--epochs", "400", "--steps-per-loop", "7")
+# A job on one node.
+ONE_NODE = ("--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1")
+KILL_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
+NO_PROGRAM = "import os\nos.execv('/no/such/program', ['x'])\n"
 
-@pytest.fixture(scope="session")
-def project(render, tmp_path_factory):
-    """Return a function that gives the folder of a new project of some size."""
 
-    def render_project(script="complete"):
-        return render(tmp_path_factory.mktemp("slurm"), script=script, cluster="slurm")
+@pytest.fixture
+def create_project(render, tmp_path_factory):
+    """Return a function that returns the folder of a new project for Slurm."""
 
-    return render_project
+    def render_answers(**answers):
+        return render(tmp_path_factory.mktemp("slurm"), cluster="slurm", **answers)
+
+    return render_answers
 
 
 @pytest.fixture
@@ -44,242 +59,261 @@ def submit(slurm, project, *arguments, options=()):
     """Submit a job. Return its number."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an activated environment
     command = ["sbatch", "--parsable", *options, "launch/slurm.sbatch", *arguments]
-    return slurm.run(*command, cwd=project, env=environment(PATH=path))
+    return slurm.run(
+        *command,
+        cwd=project,
+        env=environment(PATH=path),
+    )
 
 
 def read_logs(project, job, tasks=2):
-    """Return what the job's shell wrote, and each of its tasks."""
-    names = [f"slurm-{job}{x}.log" for x in ("", *(f"-{rank}" for rank in range(tasks)))]
+    """Return what the job's shell has written, and each of its tasks."""
+    names = [f"slurm-{job}.log", *(f"slurm-{job}-{rank}.log" for rank in range(tasks))]
     return [(project / name).read_text("utf-8") for name in names]
 
 
+def assert_ended(shown, state, code="0:0", restarts="0"):
+    """Assert how a job ended, given what Slurm knows about it."""
+    found = shown["JobState"], shown["ExitCode"], shown["Restarts"]
+    assert found == (state, code, restarts)
+
+
+# --------------------------------------------------------------------------------------------------
+# Processes of a job
+# --------------------------------------------------------------------------------------------------
+
+
+def read_words(pid):
+    """Return the words of a process's command, or none if it has ended."""
+    try:
+        content = Path("/proc", pid, "cmdline").read_bytes()
+        return content.decode().split("\0")
+    except (OSError, UnicodeDecodeError):
+        return [""]
+
+
 def find_tasks(run_dir):
-    """Return the processes of train.py with this run directory, Python's alone."""
+    """Return the processes of train.py with a run directory."""
     found = []
-    for entry in os.listdir("/proc"):
-        try:
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                words = file.read().decode().split("\0")
-        except (OSError, UnicodeDecodeError):
-            continue
-        if entry.isdigit() and words[0].endswith("python") and str(run_dir) in words:
-            found.append(int(entry))
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        words = read_words(pid)
+        if words[0].endswith("python") and str(run_dir) in words:
+            found.append(int(pid))
     return found
 
 
-def read_variable(pid, name):
-    """Return an environment variable of a process."""
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        pairs = (pair.partition(b"=") for pair in file.read().split(b"\0"))
-        return {key.decode(): value.decode() for key, _, value in pairs}[name]
+def read_rank(pid):
+    """Return the rank of a task's process."""
+    content = Path("/proc", str(pid), "environ").read_bytes().decode()
+    [rank] = re.findall(r"\bSLURM_PROCID=(\d+)", content)
+    return int(rank)
 
 
-def find_ancestor(pid, generations):
-    """Return the process that started a process, or the one that started that."""
-    for _ in range(generations):
-        with open(f"/proc/{pid}/status") as file:
-            pid = int(re.search(r"PPid:\s+(\d+)", file.read())[1])
+def find_task(run_dir, rank):
+    """Return the process of a task by its rank."""
+    [pid] = [pid for pid in find_tasks(run_dir) if read_rank(pid) == rank]
     return pid
 
 
+def find_parent(pid):
+    status = Path("/proc", str(pid), "status").read_text()
+    return int(re.search(r"PPid:\s+(\d+)", status)[1])
+
+
+# --------------------------------------------------------------------------------------------------
+# Workers
+# --------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("distribution", ["synchronous", "parameter_server"])
-def test_job_file_is_clean(distribution, render, tmp_path):
-    if not shutil.which("shellcheck"):
-        pytest.skip("shellcheck is not installed")
-    folder = render(tmp_path, cluster="slurm", distribution=distribution)
-    subprocess.run(["shellcheck", "launch/slurm.sbatch"], cwd=folder, check=True)
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="it needs shellcheck")
+def test_job_file_passes_shellcheck(distribution, create_project):
+    project = create_project(distribution=distribution)
+    subprocess.run(["shellcheck", "launch/slurm.sbatch"], cwd=project, check=True)
 
 
+@pytest.mark.long
 @needs_slurm
-def test_two_jobs_at_once_have_the_bits_of_replicas(project, slurm, train_once):
-    folder = project()
-    slurm.run("sbatch", "--test-only", folder / "launch" / "slurm.sbatch")
-    runs = [folder / name for name in ("run-a", "run-b")]
-    shapes = ([], ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1"])  # on one node, both
-    jobs = [
-        submit(slurm, folder, *FLAGS, "--run-dir", run, options=options)
-        for run, options in zip(runs, shapes, strict=True)
-    ]
-    slurm.wait_for(jobs[0], "RUNNING")
-    slurm.wait_for(jobs[1], "RUNNING")
-    for job, run in zip(jobs, runs, strict=True):
-        shown = slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300)
-        logs = _, chief, other = read_logs(folder, job)
-        assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), logs
-        assert "multi_worker on 2 × CPU" in chief and "multi_worker" not in other
-        assert_same_run(run, train_once(*FLAGS, *REPLICAS))
-
-
-@needs_slurm
-@pytest.mark.parametrize(("size", "task"), [("essential", 1), ("complete", 0)])
-def test_killed_task_is_requeued(size, task, project, slurm, train_once):
-    folder = project(size)
-    run = folder / "run"
-    job = submit(slurm, folder, *FLAGS, "--run-dir", run)
-    slurm.wait_for(job, "RUNNING")
-    wait_for_lines(run, 10)
-    pids = wait_until(lambda: (found := find_tasks(run)) and len(found) == 2 and found, "two tasks")
-    ranks = [read_variable(pid, "SLURM_PROCID") for pid in pids]
-    os.kill(pids[ranks.index(str(task))], signal.SIGKILL)
-    wait_until(lambda: slurm.show(job)["Restarts"] == "1", "the restart")
-    shown = slurm.wait_for(job, "COMPLETED", "FAILED")
-    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), read_logs(folder, job)
-    assert "restart 1 of 20" in read_logs(folder, job)[0]
-    assert_same_run(run, train_once(*FLAGS, *REPLICAS))
-
-
-@needs_slurm
-def test_lost_node_is_requeued(project, slurm, train_once):
-    folder = project()
-    run = folder / "run"
-    job = submit(slurm, folder, *FLAGS, "--run-dir", run)
-    slurm.wait_for(job, "RUNNING")
-    wait_for_lines(run, 10)
-    pids = find_tasks(run)
-    lost = [pid for pid in pids if read_variable(pid, "SLURM_PROCID") == "1"]
-    # The node's daemon, what runs the task, and the task.
-    slurmd = slurm.read_pid("slurmd-n2")
-    for pid in (slurmd, *(find_ancestor(pid, 2) for pid in lost), *lost):
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: slurm.show(job)["Restarts"] == "1", "the restart")
-    slurm.start_node(1)
-    shown = slurm.wait_for(job, "COMPLETED", "FAILED")
-    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), read_logs(folder, job)
-    assert_same_run(run, train_once(*FLAGS, *REPLICAS))
-
-
-@needs_slurm
-def test_time_limit_is_requeued(project, slurm, train_once):
-    folder = project()
-    run = folder / "run"
-    validate = "def validate(iterator, steps):\n"
-    edit(folder / "train.py", folder, (validate, f"{validate}    time.sleep(15)\n"))
-    options = ("--time=1", "--signal=TERM@50")  # Slurm looks every half a minute
-    job = submit(slurm, folder, *FLAGS, "--run-dir", run, options=options)
-    wait_until(lambda: slurm.show(job)["Restarts"] == "1", "the restart")
-    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=20")
-    shown = slurm.wait_for(job, "COMPLETED", "FAILED")
-    assert shown["JobState"] == "COMPLETED", read_logs(folder, job)
-    assert_same_run(run, train_once(*FLAGS, *REPLICAS))
-
-
-@needs_slurm
-@pytest.mark.parametrize("size", ["essential", "complete"])
-def test_cancelled_job_is_saved_and_not_requeued(size, project, slurm):
-    folder = project(size)
-    run = folder / "run"
-    job = submit(slurm, folder, *LONG, "--run-dir", run)
-    slurm.wait_for(job, "RUNNING")
-    wait_for_lines(run, 10)
-    slurm.run("scancel", job)
-    wait_until(lambda: not find_tasks(run), "the end of the tasks", 30)
-    shown = slurm.wait_for(job, "CANCELLED", "FAILED", "COMPLETED")
-    assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
-    [step] = re.findall(r"stopped, and saved at step (\d+);", read_logs(folder, job)[1])
-    assert (run / "checkpoints" / "last" / f"ckpt-{step}.index").is_file()
-
-
-@needs_slurm
-@pytest.mark.parametrize(
-    ("flags", "code", "words"),
-    [
-        (("--epochs", "x"), "2:0", "--epochs"),
-        (("--learning-rate", "1e30"), "1:0", "not finite"),
-        (None, "1:0", "No such file"),
-    ],
-    ids=["input", "run", "script"],
-)
-def test_what_fails_is_not_requeued(flags, code, words, project, slurm):
-    folder = project()
-    if flags is None:
-        (folder / "train.py").write_text("import os\nos.execv('/no/such/program', ['x'])\n")
-        flags = ()
-    job = submit(slurm, folder, *flags, "--run-dir", folder / "run")
-    shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
-    assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", code, "0")
-    # Slurm may write the end of a log after that of the job.
-    wait_until(lambda: words in "".join(read_logs(folder, job)[1:]), words, seconds=20)
-
-
-@needs_slurm
-def test_restarts_are_counted(project, slurm):
-    folder = project()
-    edit(folder / "launch/slurm.sbatch", folder / "launch", ("MAX_RESTARTS=20", "MAX_RESTARTS=1"))
-    (folder / "train.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
-    job = submit(slurm, folder)
-    shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
-    assert (shown["JobState"], shown["ExitCode"], shown["Restarts"]) == ("FAILED", "137:0", "1")
-    assert "no restart is left" in read_logs(folder, job)[0]
-
-
-# --------------------------------------------------------------------------------------------------
-# Parameter servers: the chief and a server on the first node, two workers on the other
-# --------------------------------------------------------------------------------------------------
-
-ROLES = ("--nodes=2", "--ntasks-per-node=2")
+def test_two_jobs_at_once_are_bit_identical_to_replicas(create_project, slurm, train_once):
+    project = create_project(script="complete")
+    slurm.run("sbatch", "--test-only", project / "launch" / "slurm.sbatch")
+    jobs = {}
+    for name, options in {"run-a": (), "run-b": ONE_NODE}.items():
+        jobs[name] = submit(
+            slurm,
+            project,
+            *FLAGS,
+            "--run-dir",
+            project / name,
+            options=options,
+        )
+    for job in jobs.values():
+        slurm.wait_for(job, "RUNNING")
+    for name, job in jobs.items():
+        assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300), "COMPLETED")
+        _, chief, other = read_logs(project, job)
+        assert "multi_worker on 2 × CPU" in chief
+        assert "multi_worker" not in other
+        assert_same_run(project / name, train_once(*FLAGS, *TWO_REPLICAS))
 
 
 @pytest.fixture
-def run_roles(render, slurm, tmp_path_factory):
-    """Return a function that starts a job with roles, and returns its number and folder."""
-    folder = render(
-        tmp_path_factory.mktemp("roles"), cluster="slurm", distribution="parameter_server"
-    )
+def start_job(slurm):
+    """Return a function that submits a job and waits until its run is under way."""
 
-    def start(*flags):
-        job = submit(slurm, folder, *flags, "--run-dir", folder / "run", options=ROLES)
+    def submit_and_wait(project, *flags, lines=10, options=()):
+        run_dir = project / "run"
+        job = submit(slurm, project, *flags, "--run-dir", run_dir, options=options)
         slurm.wait_for(job, "RUNNING")
-        return job, folder
+        wait_for_lines(run_dir, lines)
+        return job, run_dir
 
-    return start
-
-
-def kill_task(run, rank):
-    """Kill a task of a job by its rank: 0 is the chief, 1 the server, 2 and 3 are workers."""
-    [pid] = [pid for pid in find_tasks(run) if read_variable(pid, "SLURM_PROCID") == str(rank)]
-    os.kill(pid, signal.SIGKILL)
+    return submit_and_wait
 
 
+@pytest.mark.long
 @needs_slurm
-def test_job_with_roles_is_completed(run_roles, slurm):
-    job, folder = run_roles("--epochs", "3")
-    shown = slurm.wait_for(job, "COMPLETED", "FAILED")
-    _, chief, *others = logs = read_logs(folder, job, tasks=4)
-    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), logs
-    assert "parameter_server on 2 × worker, 1 × ps" in chief
-    assert "\ntest loss " in chief
-    places = [re.findall(r"^(\w+ \d) serves at (\w+):", log) for log in others]
-    assert places == [[("ps 0", "n1")], [("worker 0", "n2")], [("worker 1", "n2")]]
-    assert read_metrics(folder / "run")[-1]["split"] == "test"
+def test_killed_task_is_requeued(create_project, start_job, slurm, train_once):
+    project = create_project()
+    job, run_dir = start_job(project, *FLAGS)
+    os.kill(find_task(run_dir, 0), signal.SIGKILL)
+    slurm.wait_for_restart(job)
+    assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED"), "COMPLETED", restarts="1")
+    assert "restart 1 of 20" in read_logs(project, job)[0]
+    assert_same_run(run_dir, train_once(*FLAGS, *TWO_REPLICAS))
 
 
+@pytest.mark.long
 @needs_slurm
-def test_killed_server_is_requeued(run_roles, slurm):
-    job, folder = run_roles("--epochs", "60")
-    wait_for_lines(folder / "run", 6)
-    kill_task(folder / "run", 1)
-    wait_until(lambda: slurm.show(job)["Restarts"] == "1", "the restart")
+def test_failed_node_is_requeued(create_project, start_job, slurm, train_once):
+    project = create_project(script="complete")
+    job, run_dir = start_job(project, *FLAGS)
+    task = find_task(run_dir, 1)
+    # The node's daemon, what runs the task, and the task.
+    for pid in (slurm.read_pid("slurmd-n2"), find_parent(find_parent(task)), task):
+        os.kill(pid, signal.SIGKILL)
+    slurm.wait_for_restart(job)
+    slurm.start_node(1)
+    assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED"), "COMPLETED", restarts="1")
+    assert_same_run(run_dir, train_once(*FLAGS, *TWO_REPLICAS))
+
+
+@pytest.mark.long
+@needs_slurm
+def test_time_limit_is_requeued(create_project, slurm, train_once):
+    project = create_project(script="complete")
+    write_variant(project / "train.py", project, run_before("validate", "time.sleep(15)"))
+    options = ("--time=1", "--signal=TERM@50")  # Slurm checks the limit every 30 seconds.
+    flags = (*FLAGS, "--run-dir", project / "run")
+    job = submit(slurm, project, *flags, options=options)
+    slurm.wait_for_restart(job)
+    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=20")
     shown = slurm.wait_for(job, "COMPLETED", "FAILED")
-    shell, chief, *_ = logs = read_logs(folder, job, tasks=4)
-    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), logs
-    assert shown["Restarts"] == "1"
+    assert shown["JobState"] == "COMPLETED", read_logs(project, job)
+    assert_same_run(project / "run", train_once(*FLAGS, *TWO_REPLICAS))
+
+
+@pytest.mark.long
+@needs_slurm
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_cancelled_job_saves_and_is_not_requeued(size, create_project, start_job, slurm):
+    project = create_project(script=size)
+    job, run_dir = start_job(project, *LONG_RUN)
+    slurm.run("scancel", job)
+    wait_until(lambda: not find_tasks(run_dir), timeout=30, what="the end of the tasks")
+    shown = slurm.wait_for(job, "CANCELLED", "FAILED", "COMPLETED")
+    assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
+    [step] = re.findall(r"saved at step (\d+)", read_logs(project, job)[1])
+    assert int(step) in list_checkpoints(run_dir)
+
+
+FAILURES = {
+    "input": (("--epochs", "x"), "2:0", "--epochs"),
+    "run": (("--learning-rate", "1e30"), "1:0", "not finite"),
+    "script": ((), "1:0", "No such file"),
+}
+
+
+@pytest.mark.long
+@needs_slurm
+@pytest.mark.parametrize("kind", FAILURES)
+def test_failed_run_is_not_requeued(kind, create_project, slurm):
+    flags, code, words = FAILURES[kind]
+    project = create_project(script="complete")
+    if kind == "script":
+        (project / "train.py").write_text(NO_PROGRAM)
+    job = submit(slurm, project, *flags, "--run-dir", project / "run")
+    assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED"), "FAILED", code)
+    # Slurm may write the end of a log after the end of the job.
+    wait_until(lambda: words in "".join(read_logs(project, job)[1:]), timeout=20, what=words)
+
+
+@pytest.mark.long
+@needs_slurm
+def test_restarts_are_limited(create_project, slurm):
+    project = create_project()
+    job_file = project / "launch" / "slurm.sbatch"
+    replace_text(job_file, job_file.parent, ("MAX_RESTARTS=20", "MAX_RESTARTS=1"))
+    (project / "train.py").write_text(KILL_ITSELF)
+    job = submit(slurm, project)
+    shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert_ended(shown, "FAILED", "137:0", restarts="1")
+    assert "no restart is left" in read_logs(project, job)[0]
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameter servers: the chief and a server on the first node, two workers on the second
+# --------------------------------------------------------------------------------------------------
+
+FOUR_TASKS = ("--nodes=2", "--ntasks-per-node=2")
+SERVER = 1  # the ranks of two tasks
+SECOND_WORKER = 3
+
+
+@pytest.fixture
+def server_project(create_project):
+    return create_project(distribution="parameter_server")
+
+
+@pytest.mark.long
+@needs_slurm
+def test_killed_server_is_requeued(server_project, start_job, slurm):
+    job, run_dir = start_job(server_project, "--epochs", "60", lines=6, options=FOUR_TASKS)
+    os.kill(find_task(run_dir, SERVER), signal.SIGKILL)
+    slurm.wait_for_restart(job)
+    assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED"), "COMPLETED", restarts="1")
+    shell, chief, *_ = read_logs(server_project, job, tasks=4)
     assert "a task ended with 143; restart 1 of 20" in shell
-    [step] = re.findall(r", resumed at step (\d+) from", chief)
-    assert int(step) >= 3 * 19  # a line of training and one of validation each epoch
-    steps = [line["step"] for line in read_metrics(folder / "run") if line["split"] == "train"]
+    [step] = re.findall(r", resumed at step (\d+)", chief)
+    assert int(step) >= 3 * 19  # An epoch has a line of training and one of validation.
+    steps = [line["step"] for line in read_metrics(run_dir) if line["split"] == "train"]
     assert steps == [19 * (epoch + 1) for epoch in range(60)]
 
 
+@pytest.mark.long
 @needs_slurm
-def test_killed_worker_alone_starts_again(run_roles, slurm):
-    job, folder = run_roles("--epochs", "200")
-    wait_for_lines(folder / "run", 6)
-    kill_task(folder / "run", 3)
-    wait_until(lambda: "starts again" in read_logs(folder, job, tasks=4)[4], "the second start")
-    shown = slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300)
-    _, chief, _, other, killed = logs = read_logs(folder, job, tasks=4)
-    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), logs
-    assert shown["Restarts"] == "0"
-    assert "worker 1 is lost; its steps go to others" in chief
-    assert (other.count("serves at"), killed.count("serves at")) == (1, 2)
-    assert read_metrics(folder / "run")[-1]["split"] == "test"
+def test_killed_worker_alone_is_restarted(server_project, start_job, slurm):
+    job, run_dir = start_job(server_project, "--epochs", "200", lines=6, options=FOUR_TASKS)
+    os.kill(find_task(run_dir, SECOND_WORKER), signal.SIGKILL)
+    wait_until(
+        lambda: "starts again" in read_logs(server_project, job, tasks=4)[4],
+        timeout=120,
+        what="the worker's second start",
+    )
+    assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300), "COMPLETED")
+    assert read_metrics(run_dir)[-1]["split"] == "test"
+    assert_roles(read_logs(server_project, job, tasks=4))
+
+
+def assert_roles(logs):
+    """Assert that each task had its role and its node, and that the second worker failed once."""
+    _, chief, server, worker, killed = logs
+    assert "parameter_server on 2 × worker, 1 × ps" in chief
+    assert "\ntest loss " in chief
+    assert "worker 1 failed" in chief
+    places = [re.findall(r"^(\w+ \d) serves at (\w+):", log) for log in (server, worker, killed)]
+    assert places == [
+        [("ps 0", "n1")],
+        [("worker 0", "n2")],
+        [("worker 1", "n2")] * 2,
+    ]

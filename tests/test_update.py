@@ -1,8 +1,8 @@
-"""A project takes over what a newer version of the template has, and keeps its own edits.
+"""A project takes the changes of a newer version of the template, and keeps its own edits.
 
 The template is a git repository here: the working tree, and an older version before it. The
-commands are those of the project's README. What an update gives is compared to the newer rendering
-with the same edits, byte by byte.
+commands are those of the project's README. The result of an update is compared with the newer
+rendering that has the same edits, byte by byte.
 """
 
 import json
@@ -12,46 +12,61 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import FEW_OF, NO_DROPOUT, TEMPLATE, assert_same_run, edit, train
-from test_rendering import ALLOWED_NAMES, CONTEXT, PRODUCT, QUESTIONS, read_files
+from rendering import CONTEXT, PRODUCT, QUESTIONS, SIZES, TEMPLATE, read_files
+from running import assert_same_run, train
+from test_rendering import ALLOWED_NAMES
+from variants import SMALL_IMAGES, replace_text, write_variant
 
-VERSION, OLD_VERSION = CONTEXT["_version"], "0.0.9"
-SIZES = CONTEXT["script"]
+LONG = pytest.mark.long
+VERSION = CONTEXT["_version"]
+OLD_VERSION = "0.0.9"
+OLD_TAG = f"v{OLD_VERSION}"
 PARTS = ["cookiecutter.json", "hooks", "templates", PRODUCT.name]
 HOSTILE_NAME = """Bob's "best" $(touch pwned) \\ model"""
 
-# What the older version had, by file of the template: (text of today, text of then). One change is
-# a few lines from where the user edits the same hook. None changes the numbers.
+# What the older version had, by file of the template: (today's text, its text). One change is a
+# few lines above the place at which the user edits the same hook. None changes the numbers.
+DOCSTRING = "templates/docstrings/create_model_and_optimizer.txt"
+MACHINERY = "templates/set_up.py"
+STEPS = ("steps per epoch", "steps an epoch")
 OLDER = {
-    "cookiecutter.json": [(f'"_version": "{VERSION}"', f'"_version": "{OLD_VERSION}"')],
-    "templates/hooks.py": [("Returns the model, built, and its", "Returns the model and its")],
-    "templates/terminal.py": [
-        ("get_terminal_size().columns - 1", "get_terminal_size().columns - 2")
-    ],
-    f"{PRODUCT.name}/README.md": [("## What you can rely on", "## Promises")],
-    f"{PRODUCT.name}/.gitignore": [("/runs/\n", "")],
+    "cookiecutter.json": (f'"_version": "{VERSION}"', f'"_version": "{OLD_VERSION}"'),
+    DOCSTRING: ("Return a built model", "Return a model"),
+    MACHINERY: STEPS,
+    "templates/readme/systems.md": ("## Other systems", "## Systems"),
+    f"{PRODUCT.name}/.gitignore": ("/runs/\n", ""),
 }
-EARLIER = "templates/hooks.py"  # was changed before the others
-ADDED = "tests/conftest.py"  # of the project: a file that the older version didn't have
+CHANGED_FIRST = DOCSTRING
+ADDED = "tests/conftest.py"  # of the project; the older version doesn't have it
 
-# What the user has made of a project.
+# The user's edits of a project.
 EDITS = {
-    "train.py": [('Dense(64, activation="silu")', 'Dense(48, activation="gelu")'), NO_DROPOUT],
-    "pyproject.toml": [("dependencies = [", 'dependencies = ["pandas", ')],
+    "train.py": [
+        ('Dense(64, activation="silu")', 'Dense(48, activation="gelu")'),
+        ("Dropout(0.3)", "Dropout(0.0)"),
+    ],
+    "pyproject.toml": [("[tool.ruff]", "[tool.own]\nx = 1\n\n[tool.ruff]")],
     "README.md": [("## Exit codes", "## Our own\n\nText.\n\n## Exit codes")],
 }
+OWN_STEPS = "steps per pass"  # an edit of a line that the newer version has changed
+
+SIZE = pytest.mark.parametrize("size", ["complete", pytest.param("essential", marks=LONG)])
+
+# --------------------------------------------------------------------------------------------------
+# Repositories
+# --------------------------------------------------------------------------------------------------
 
 
 def run(*command, **options):
-    """Run a command to its good end. Return its output."""
+    """Run a command that must succeed. Return its output."""
     finished = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", **options)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
 
 
 def git(folder, *arguments):
-    who = ("-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "commit.gpgsign=false")
-    return run("git", *who, *arguments, cwd=folder)
+    author = ("-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "commit.gpgsign=false")
+    return run("git", *author, *arguments, cwd=folder)
 
 
 def commit(folder):
@@ -59,13 +74,19 @@ def commit(folder):
     git(folder, "commit", "--quiet", "--allow-empty", "--message", "x")
 
 
-def replace(path, pairs):
+def initialize(folder):
+    """Make a folder a git repository with all its files."""
+    git(folder, "init", "--quiet", "--initial-branch", "main")
+    commit(folder)
+
+
+def replace(path, *pairs):
     """Replace texts in a file, each of which it has once."""
-    edit(path, path.parent, *pairs)
+    replace_text(path, path.parent, *pairs)
 
 
 def copy_template(folder):
-    """Put what a project is rendered from into a folder."""
+    """Copy the files from which projects are rendered."""
     for name in PARTS[1:]:
         shutil.copytree(TEMPLATE / name, folder / name, ignore=lambda *_: ["__pycache__"])
     shutil.copy(TEMPLATE / PARTS[0], folder)
@@ -75,19 +96,21 @@ def copy_template(folder):
 def repository(tmp_path_factory):
     """Return a git repository of the template, whose main branch is the working tree.
 
-    Before it are an older version, and a state between the two, which calls itself the older.
+    Before it are an older version, and a state between the two that has the older version's
+    number.
     """
-    folder = tmp_path_factory.mktemp("origin") / "template.git"  # as cookiecutter knows git by
+    folder = (
+        tmp_path_factory.mktemp("origin") / "template.git"
+    )  # by its name, cookiecutter uses git
     copy_template(folder)
     newer = {name: (folder / name).read_text(encoding="utf-8") for name in OLDER}
     newer[f"{PRODUCT.name}/{ADDED}"] = (PRODUCT / ADDED).read_text(encoding="utf-8")
-    for name, pairs in OLDER.items():
-        replace(folder / name, pairs)
+    for name, pair in OLDER.items():
+        replace(folder / name, pair)
     (folder / PRODUCT.name / ADDED).unlink()
-    git(folder, "init", "--quiet", "--initial-branch", "main")
-    commit(folder)
-    git(folder, "tag", f"v{OLD_VERSION}")
-    (folder / EARLIER).write_text(newer[EARLIER], encoding="utf-8")
+    initialize(folder)
+    git(folder, "tag", OLD_TAG)
+    (folder / CHANGED_FIRST).write_text(newer[CHANGED_FIRST], encoding="utf-8")
     commit(folder)
     git(folder, "tag", "between")
     for name, text in newer.items():
@@ -99,7 +122,7 @@ def repository(tmp_path_factory):
 
 @pytest.fixture
 def call(cookiecutter_environment, repository):
-    """Return a function that runs a command as it stands in a README, in a folder."""
+    """Return a function that runs a command of a README in a folder. It returns the output."""
 
     def call_command(folder, command, code=0, template=repository, **options):
         for address in ("https://github.com/org/template", "gh:org/template"):
@@ -126,32 +149,35 @@ def read_commands(project):
     return [block.splitlines() for block in blocks]
 
 
-def make_edits(project):
+def edit_project(project):
     for name, pairs in EDITS.items():
-        replace(project / name, pairs)
+        replace(project / name, *pairs)
 
 
 @pytest.fixture
-def make(call):
-    """Return a function that renders a project of a version, and one of the newest, with edits."""
+def create_projects(call):
+    """Return a function that renders a project of a version, and the newest one with edits."""
 
-    def make_projects(folder, version, **answers):
+    def create(folder, version, **answers):
         words = [shlex.quote(f"{name}={answer}") for name, answer in answers.items()]
+        projects = []
         for place, checkout in (("mine", version), ("expected", "main")):
             (folder / place).mkdir()
             rendering = f"cookiecutter --no-input gh:org/template --checkout {checkout}"
             call(folder / place, f"{rendering} {' '.join(words)}")
-        [mine], [expected] = (list((folder / place).iterdir()) for place in ("mine", "expected"))
-        make_edits(expected)
+            projects += (folder / place).iterdir()
+        mine, expected = projects
+        edit_project(expected)
         return mine, expected
 
-    return make_projects
+    return create
 
 
 def read_project(project):
     """Return the content of a project's files that are in its git repository, without cruft's."""
     files = git(project, "ls-files", "--cached", "--others").splitlines()
-    return {x: (project / x).read_text(encoding="utf-8") for x in files if x != ".cruft.json"}
+    names = [name for name in files if name != ".cruft.json"]
+    return {name: (project / name).read_text(encoding="utf-8") for name in names}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -159,20 +185,25 @@ def read_project(project):
 # --------------------------------------------------------------------------------------------------
 
 
-def test_version_is_one():
+def read_toml(path):
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def test_version_is_the_same_everywhere():
     text = (TEMPLATE / "pyproject.toml").read_text(encoding="utf-8")
     assert re.search(r'^version = "(.*)"$', text, re.MULTILINE)[1] == VERSION
     assert re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
-    # `_version` is that of the newest release, or of the first one to be.
+    # It is the version of the newest release, or of the first one to come.
     changes = (TEMPLATE / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert (re.findall(r"^## \[(\d.*?)\]", changes, re.MULTILINE) or [VERSION])[0] == VERSION
+    releases = re.findall(r"^## \[(\d.*?)\]", changes, re.MULTILINE)
+    assert [VERSION, *releases][:2][-1] == VERSION
 
 
-def test_project_has_the_version_and_the_answers(answers, render, tmp_path):
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+def test_project_records_version_and_answers(answers, render, tmp_path):
     project = render(tmp_path, **answers)
-    record = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
-    assert record["cookiecutter-tf-distribute"] == {
+    record = read_toml(project / "pyproject.toml")["tool"]["cookiecutter-tf-distribute"]
+    assert record == {
         "version": VERSION,
         "project_name": QUESTIONS["project_name"],
         "project_slug": project.name,
@@ -183,17 +214,15 @@ def test_project_has_the_version_and_the_answers(answers, render, tmp_path):
 
 
 def test_record_is_toml_before_it_is_rendered():
-    # Where it isn't, ruff fails in the folder of the template.
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
-    tomllib.loads((PRODUCT / "pyproject.toml").read_text(encoding="utf-8"))
+    # Otherwise, ruff fails in the template's folder.
+    read_toml(PRODUCT / "pyproject.toml")
 
 
 @pytest.mark.parametrize("name", ALLOWED_NAMES)
 def test_allowed_name_is_recorded(name, render, tmp_path):
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
     project = render(tmp_path, project_name=name, project_slug="some_slug")
-    record = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
-    assert record["cookiecutter-tf-distribute"]["project_name"] == name
+    record = read_toml(project / "pyproject.toml")["tool"]["cookiecutter-tf-distribute"]
+    assert record["project_name"] == name
 
 
 # --------------------------------------------------------------------------------------------------
@@ -201,16 +230,23 @@ def test_allowed_name_is_recorded(name, render, tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_project_made_by_cruft_is_updated(size, make, call, tmp_path):
-    _, expected = make(tmp_path, "main", script=size)
-    context = json.dumps({"script": size})
-    create = f"cruft create --no-input --checkout v{OLD_VERSION} --extra-context '{context}'"
-    call(tmp_path, f"{create} https://github.com/org/template")
-    project = tmp_path / expected.name
-    git(project, "init", "--quiet")
-    commit(project)
-    make_edits(project)
+def create_by_cruft(call, folder, checkout, template=None, **answers):
+    """Create a project by cruft. Return its folder, which is no git repository yet."""
+    before = set(folder.iterdir())
+    options = {"template": template} if template else {}
+    context = shlex.quote(json.dumps(answers))
+    command = f"cruft create --no-input --checkout {checkout} --extra-context {context}"
+    call(folder, f"{command} gh:org/template", **options)
+    [project] = set(folder.iterdir()) - before
+    return project
+
+
+@SIZE
+def test_project_created_by_cruft_is_updated(size, create_projects, call, tmp_path):
+    _, expected = create_projects(tmp_path, "main", script=size)
+    project = create_by_cruft(call, tmp_path, OLD_TAG, script=size)
+    initialize(project)
+    edit_project(project)
     commit(project)
     assert not (project / ADDED).exists()
     *_, update, check = read_commands(project)[1]
@@ -223,85 +259,103 @@ def test_project_made_by_cruft_is_updated(size, make, call, tmp_path):
     assert "Nothing to do" in call(project, update)
 
 
-def test_project_made_by_cookiecutter_is_linked_and_updated(make, call, tmp_path):
+def choose(answers):
+    """Return what is typed for each question."""
+    typed = []
+    for name, value in QUESTIONS.items():
+        if isinstance(value, list):
+            typed.append(str(value.index(answers.get(name, value[0])) + 1))
+        else:
+            typed.append(answers[name])
+    return typed
+
+
+def test_project_created_by_cookiecutter_is_linked_and_updated(create_projects, call, tmp_path):
     answers = {"project_name": HOSTILE_NAME, "project_slug": "some_slug", "cluster": "slurm"}
-    project, expected = make(tmp_path, f"v{OLD_VERSION}", **answers)
-    git(project, "init", "--quiet")
-    commit(project)
-    make_edits(project)
+    project, expected = create_projects(tmp_path, OLD_TAG, **answers)
+    initialize(project)
+    edit_project(project)
     commit(project)
     link, add, update, check = read_commands(project)[1]
-    chosen = [
-        str(value.index(answers.get(name, value[0])) + 1)
-        if isinstance(value, list)
-        else answers[name]
-        for name, value in QUESTIONS.items()
-    ]
-    call(project, link, input="\n".join([*chosen, "", ""]))  # the last asks for the commit
+    call(project, link, input="\n".join([*choose(answers), "", ""]))  # the last asks for the commit
     git(project, "config", "user.name", "x")
     git(project, "config", "user.email", "x@example.com")
     call(project, add)
-    call(project, update)  # which doesn't ask: cruft 2.16 then ends in a traceback under typer 0.29
+    call(project, update)  # It doesn't ask: with typer 0.29, cruft 2.16 would fail.
     assert read_project(project) == read_files(expected)
     call(project, check)
 
 
-@pytest.mark.parametrize("is_rendering", [True, False], ids=["rendering", "edited"])
-def test_lines_that_both_changed_are_left_by_cruft_too(is_rendering, call, tmp_path):
-    """In marks where the first commit is what was rendered, else in a file beside."""
-    call(tmp_path, f"cruft create --no-input --checkout v{OLD_VERSION} gh:org/template")
-    [project] = tmp_path.iterdir()
-    git(project, "init", "--quiet")
+@pytest.mark.parametrize(
+    "is_rendering",
+    [pytest.param(True, marks=LONG), False],
+    ids=["rendering", "edited"],
+)
+def test_cruft_leaves_conflicts_to_the_user(is_rendering, call, tmp_path):
+    """In marks if the first commit is the rendering, otherwise in a file beside."""
+    project = create_by_cruft(call, tmp_path, OLD_TAG)
+    today, then = STEPS
+    if is_rendering:
+        initialize(project)
+    replace(project / "train.py", (then, OWN_STEPS))
     if is_rendering:
         commit(project)
-    [(today, then)] = OLDER["templates/terminal.py"]
-    replace(project / "train.py", [(then, "columns_of_mine()")])
-    commit(project)
+    else:
+        initialize(project)
     *_, update, _ = read_commands(project)[1]
-    assert "Good work" in call(project, update)  # so says cruft either way
+    assert "Good work" in call(project, update)  # cruft's message in both cases
     text = (project / "train.py").read_text(encoding="utf-8")
-    assert "columns_of_mine()" in text
+    assert OWN_STEPS in text
     assert f"cookiecutter-tf-distribute {VERSION}." in text, "the rest is updated"
     assert (today in text) == ("<<<<<<<" in text) == is_rendering
+    assert has_rejected_line(project, today) != is_rendering
+
+
+def has_rejected_line(project, text):
+    """Return whether there is a file of rejected changes, which has a text then."""
     rejected = [path.read_text(encoding="utf-8") for path in project.glob("*.rej")]
-    assert [today in text for text in rejected] == [True] * (not is_rendering)
+    return len(rejected) == 1 and text in rejected[0]
 
 
-def test_project_of_the_last_release_is_updated(call, render, tmp_path):
-    last = ["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD"]
-    found = subprocess.run(last, cwd=TEMPLATE, capture_output=True, text=True)
+def find_last_release():
+    """Return the tag of the template's last release, or skip the test."""
+    command = ["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD"]
+    found = subprocess.run(command, cwd=TEMPLATE, capture_output=True, text=True, check=False)
     if found.returncode != 0:
         pytest.skip("no version has a tag yet")
-    tag = found.stdout.strip()
+    return found.stdout.strip()
+
+
+@pytest.mark.long
+def test_project_of_the_last_release_is_updated(call, render, tmp_path):
+    tag = find_last_release()
     template = tmp_path / "template.git"
     template.mkdir()
     git(TEMPLATE, "archive", "--output", tmp_path / "release.tar", tag, *PARTS)
     shutil.unpack_archive(tmp_path / "release.tar", template)
-    git(template, "init", "--quiet", "--initial-branch", "main")
-    commit(template)
+    initialize(template)
     git(template, "tag", tag)
     for name in PARTS[1:]:
         shutil.rmtree(template / name)
     copy_template(template)
     commit(template)
-    create = f"cruft create --no-input --checkout {tag} gh:org/template"
-    call(tmp_path, create, template=template)
+    (tmp_path / "mine").mkdir()
+    project = create_by_cruft(call, tmp_path / "mine", tag, template)
+    initialize(project)
     expected = render(tmp_path / "expected")
-    project = tmp_path / expected.name
-    git(project, "init", "--quiet")
-    commit(project)
     for each in (project, expected):
-        replace(each / "train.py", EDITS["train.py"])
+        replace(each / "train.py", *EDITS["train.py"])
     commit(project)
     call(project, "cruft update --skip-apply-ask", template=template)
     assert read_project(project) == read_files(expected)
 
 
-def test_answer_that_is_refused_is_named_by_cruft_too(call, tmp_path):
+def test_cruft_names_a_rejected_answer(call, tmp_path):
     context = json.dumps({"project_slug": "class"})
     command = f"cruft create --no-input --extra-context '{context}' gh:org/template 2>&1"
     output = call(tmp_path, command, code=1)
-    assert "project_slug is 'class'" in output and "KeyError" not in output
+    assert "project_slug is 'class'" in output
+    assert "KeyError" not in output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -310,44 +364,57 @@ def test_answer_that_is_refused_is_named_by_cruft_too(call, tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [f"v{OLD_VERSION}", "between"])
-@pytest.mark.parametrize("size", SIZES)
-def test_script_alone_is_merged(size, version, make, call, tmp_path):
-    # A project from between two versions names the older. What it has already is no conflict.
-    project, expected = make(tmp_path, version, script=size, project_name="Other Name")
+@pytest.mark.parametrize(
+    ("size", "version"),
+    [
+        ("complete", "between"),
+        pytest.param("complete", OLD_TAG, marks=LONG),
+        pytest.param("essential", "between", marks=LONG),
+        pytest.param("essential", OLD_TAG, marks=LONG),
+    ],
+)
+def test_script_alone_is_merged(size, version, create_projects, call, tmp_path):
+    """A project from between two versions has the older number. What it has is no conflict."""
+    answers = {"script": size, "project_name": "Other Name"}
+    project, expected = create_projects(tmp_path, version, **answers)
     commands = read_commands(project)[0]
     alone = tmp_path / "alone"
     alone.mkdir()
-    script = edit(project / "train.py", alone, *EDITS["train.py"])
+    script = replace_text(project / "train.py", alone, *EDITS["train.py"])
     for command in commands:
         call(alone, command)
     assert script.read_bytes() == (expected / "train.py").read_bytes()
     assert [*alone.iterdir()] == [script]
 
 
-def test_lines_that_both_changed_are_left_to_the_user(make, call, tmp_path):
-    project, _ = make(tmp_path, f"v{OLD_VERSION}")
-    [today, then] = OLDER["templates/terminal.py"][0]
-    replace(project / "train.py", [(then, "columns_of_mine()")])
+def test_merge_leaves_conflicts_to_the_user(create_projects, call, tmp_path):
+    project, _ = create_projects(tmp_path, OLD_TAG)
+    today, then = STEPS
+    replace(project / "train.py", (then, OWN_STEPS))
     rendering, merge = read_commands(project)[0]
     call(project, rendering)
     call(project, merge, code=1)
     marked = (project / "train.py").read_text(encoding="utf-8")
     [(mine, theirs)] = re.findall(r"(?s)<<<<<<< (.*?)=======(.*?)>>>>>>> ", marked)
-    assert "columns_of_mine()" in mine and today in theirs
+    assert OWN_STEPS in mine
+    assert today in theirs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
-def test_run_goes_on_after_an_update(size, make, call, tmp_path):
-    project, expected = make(tmp_path, f"v{OLD_VERSION}", script=size)
-    few = FEW_OF["image_classification"]
-    script = project / "train.py"
-    replace(script, [*EDITS["train.py"], few])
+def test_run_resumes_after_an_update(size, create_projects, call, tmp_path):
+    project, expected = create_projects(tmp_path, OLD_TAG, script=size)
+    replace(project / "train.py", *EDITS["train.py"])
+    small = [project / "small", expected / "small"]
+    for folder in small:
+        folder.mkdir()
+    script = write_variant(project / "train.py", small[0], SMALL_IMAGES)
     train(script, "--epochs", "1")
     for command in read_commands(project)[0]:
         call(project, command)
+    script = write_variant(project / "train.py", small[0], SMALL_IMAGES)
     assert "resumed at step" in train(script, "--epochs", "2")
-    replace(expected / "train.py", [few])
-    assert script.read_bytes() == (expected / "train.py").read_bytes()
-    train(expected / "train.py", "--epochs", "2")
-    assert_same_run(project / "run", expected / "run")
+    expected_script = write_variant(expected / "train.py", small[1], SMALL_IMAGES)
+    assert script.read_bytes() == expected_script.read_bytes()
+    train(expected_script, "--epochs", "2")
+    assert_same_run(small[0] / "run", small[1] / "run")

@@ -1,80 +1,146 @@
-# {% include [cookiecutter.__size ~ "/header.py", "header.py"] %}
+# {% set size = cookiecutter.__size %}
+# {% include "header.py" %}
 
-# 2. Globals: assigned in `main`, read everywhere --------------------------------------------------
+# 2. Globals: assigned in `main`, read by hooks and steps ------------------------------------------
 
-# {# of 2 and 3: hooks.py, whose blocks the task fills #}
-# {% include "tasks/" ~ cookiecutter.task ~ ".py" %}
+# {% include "globals.py" %}
+
+
+# {% if size == "parameter_server" %}
+# {% include "parameter_server/globals.py" %}
+
+
+# {% endif %}
+# {% include [size ~ "/state.py", "state.py"] %}
+
+# 3. Hooks: edit these -----------------------------------------------------------------------------
+
+
+# {% include "tasks/" ~ cookiecutter.task ~ "/hooks.py" %}
+
+
+# {% include "losses.py" %}
 
 
 # 4. Steps: one batch, on one replica and on all ---------------------------------------------------
 
 
-# {% include [cookiecutter.__size ~ "/steps.py", "steps.py"] %}
+# {% include "steps.py" %}
+
+
+# {% include [size ~ "/distributed_steps.py", "distributed_steps.py"] %}
 
 
 # 5. Loops: many steps -----------------------------------------------------------------------------
 
 
-# {% include [cookiecutter.__size ~ "/loops.py", "loops.py"] %}
+# {% include [size ~ "/loops.py", "loops.py"] %}
 
 
-# 6. Machinery: seldom edited ----------------------------------------------------------------------
+# {% include "loop_values.py" %}
+
+
+# 6. Machinery: rarely edited ----------------------------------------------------------------------
+
+
+# {% include "errors.py" %}
 
 
 # {% include "terminal.py" %}
 
 
-# {% include [cookiecutter.__size ~ "/signals.py", "signals.py"] %}
+# {% include "command_line.py" %}
 
 
-# {% include [cookiecutter.__size ~ "/workers.py", "workers.py"] %}
+# {% if size == "complete" %}
+# {% include "complete/flags.py" %}
 
 
-# {% if cookiecutter.__size == "complete" %}
+# {% endif %}
+# {% include [size ~ "/signals.py", "signals.py"] %}
+
+
+# {% if size == "parameter_server" %}
+# {% include "parameter_server/cluster.py" %}
+
+
+# {% include "parameter_server/strategy.py" %}
+
+
+# {% else %}
+# {% include "cluster.py" %}
+
+
+# {% if size == "complete" %}
 # {% include "complete/cluster.py" %}
 
 
 # {% endif %}
-# {% include [cookiecutter.__size ~ "/strategy.py", "strategy.py"] %}
+# {% include "strategy.py" %}
 
 
-# {% include [cookiecutter.__size ~ "/adam.py", "adam.py"] %}
-
-
-# {% include [cookiecutter.__size ~ "/update.py", "update.py"] %}
-
-
-# {% include [cookiecutter.__size ~ "/input.py", "input.py"] %}
-
-
-# {% include [cookiecutter.__size ~ "/checkpoints.py", "checkpoints.py"] %}
-
-
-# {% include [cookiecutter.__size ~ "/run_directory.py", "run_directory.py"] %}
-
-
-# {% include [cookiecutter.__size ~ "/export.py", "export.py"] %}
-
-
-# {% if cookiecutter.__size == "complete" %}
-# {% include "complete/first_weights.py" %}
-
-
-# {% include "complete/recovery.py" %}
-
-
-# {% include "complete/evaluator.py" %}
-
-
-# {% elif cookiecutter.__size == "parameter_server" %}
-# {% include "parameter_server/evaluator.py" %}
+# {% include "set_up.py" %}
 
 
 # {% endif %}
+# {% include "input.py" %}
+
+
+# {% include [size ~ "/pipeline.py", "pipeline.py"] %}
+
+
+# {% include [size ~ "/adam.py", "adam.py"] %}
+
+
+# {% if cookiecutter.__schedule %}
+# {% include "schedule.py" %}
+
+
+# {% endif %}
+# {% include [size ~ "/update.py", "update.py"] %}
+
+
+# {% include "model_state.py" %}
+
+
+# {% include [size ~ "/checkpoints.py", "checkpoints.py"] %}
+
+
+# {% if size != "parameter_server" %}
+# {% include "random_state.py" %}
+
+
+# {% endif %}
+# {% if size == "complete" %}
+# {% include "complete/initial_weights.py" %}
+
+
+# {% endif %}
+# {% include "run_directory.py" %}
+
+
+# {% include [size ~ "/resume.py", "resume.py"] %}
+
+
+# {% include [size ~ "/export.py", "export.py"] %}
+
+
+# {% include [size ~ "/training_state.py", "training_state.py"] %}
+
+
+# {% include "epochs.py" %}
+
+
+# {% include [size ~ "/training.py", "training.py"] %}
+
+
+# {% include [size ~ "/ending.py", "ending.py"] %}
+
+
 # 7. main ------------------------------------------------------------------------------------------
 
 
-# {% include [cookiecutter.__size ~ "/command_line.py", "command_line.py"] %}
+# {% include "main.py" %}
 
 
-# {% include [cookiecutter.__size ~ "/main.py", "main.py"] %}
+# {% include "run.py" %}

@@ -1,123 +1,173 @@
-state: dict[str, float]  # where the run stands, beside its variables
-snapshot: dict = {}  # a copy of it all, in host memory, as the last loop left it
-writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # of checkpoints
-writing: concurrent.futures.Future | None = None  # the checkpoint that it writes
+writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # writes checkpoints
 
 
-def variables():
-    """Returns all that training changes, by position, since two layers may have one name. It is
-    the same on every worker, but for random states, of which the first replica's are kept."""
-    models, optimizers = tf.nest.flatten(model), tf.nest.flatten(optimizer)
+def get_variables():
+    """Return all variables that training changes, by position: two layers may have one name."""
     return {
-        "model": [x.value for each in models for x in each.variables],
-        "optimizer": [x.value for each in optimizers for x in each.variables],
+        "model": [variable.value for variable in list_variables(model)],
+        "optimizer": [variable.value for variable in list_variables(optimizer)],
     }
 
 
 @tf.function
 def copy_variables():
-    """Returns the values of `variables`, in host memory, and whether all are finite, [] bool. On a
-    CPU it costs little: buffers are shared until the next step writes to them."""
+    """Return the values of all variables in host memory, and whether all are finite, [] bool.
+
+    On a CPU the copy is cheap: the buffers are shared until the next step writes to them.
+    """
     with tf.device("CPU:0"):
-        values = tf.nest.map_structure(tf.identity, variables())
+        values = tf.nest.map_structure(tf.identity, get_variables())
         sums = [tf.reduce_sum(x) for x in tf.nest.flatten(values) if x.dtype.is_floating]
-        return values, tf.reduce_all([tf.math.is_finite(x) for x in sums])
+        return values, tf.reduce_all([tf.math.is_finite(total) for total in sums])
 
 
 def take_snapshot():
-    """Keeps a copy of the run as it stands, unless it is not finite. Returns whether it is."""
-    global snapshot
-    values, is_finite = copy_variables()
-    if is_finite:
-        names = tf.constant([x.path for each in tf.nest.flatten(model) for x in each.variables])
-        counters = {name: tf.constant(np.asarray(value)) for name, value in state.items()}
-        snapshot = {**values, **counters, "names": names}
-    return bool(is_finite)
+    """Keep a copy of the run, unless a variable is not finite. Return whether all are finite."""
+    values, are_finite = copy_variables()
+    if are_finite:
+        values["names"] = tf.constant([variable.path for variable in list_variables(model)])
+        values["step"] = tf.constant(state.step, tf.int64)
+        values["best_loss"] = tf.constant(state.best_loss, tf.float64)
+        if config.recover_from_nan or state.recoveries:
+            values["recoveries"] = tf.constant(state.recoveries, tf.int64)
+            values["skipped"] = tf.constant(state.skipped, tf.int64)
+        state.snapshot = values
+    return bool(are_finite)
 
 
 def save(best=None):
-    """Has the chief write the snapshot, and if given a best one, while training goes on."""
-    global writing
-    if writing:
-        writing.result()  # or the exception that ended it
-    if WORKER == 0:
-        writing = writer.submit(write_checkpoint, snapshot, best)
+    """Write the snapshot, and the best checkpoint if given, while training continues."""
+    wait_for_write()
+    if config.worker_index == 0:
+        state.pending_write = writer.submit(write_checkpoints, state.snapshot, best)
 
 
-def write_checkpoint(last, best=None):
-    """Writes to checkpoints/best, and then to checkpoints/last: a run that is killed between the
-    two goes on from before both. Removes what is too old, and what a kill has left unfinished."""
-    step = int(last["step"])
-    for which, content, keep in (("best", best, 1), ("last", last, 3)):
-        if content:
-            with tf.device("CPU:0"):
-                checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
-            checkpoint.save_counter.assign(step)  # whatever the number of restarts
-            checkpoint.write(run_dir / "checkpoints" / which / f"ckpt-{step}")
-            steps = [x for x in list_checkpoints(which) if x <= step][-keep:]
-            paths = [f"ckpt-{x}" for x in steps]  # kept as they are, where the folder is absolute
-            listed = tf.compat.v1.train.generate_checkpoint_state_proto("/", paths[-1], paths)
-            replace_file(f"checkpoints/{which}/checkpoint", str(listed))  # TensorFlow's list
-            for path in Path(run_dir, "checkpoints", which).glob("ckpt-[0-9]*"):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif int(re.findall(r"\d+", path.name)[0]) not in steps:
-                    path.unlink()
+def wait_for_write():
+    """Wait until checkpoints are written. Raise what ended it."""
+    if state.pending_write:
+        state.pending_write.result()
 
 
-def list_checkpoints(which):
-    """Returns the steps of checkpoints, whole or not. A kill may leave TensorFlow's list behind."""
-    paths = Path(run_dir, "checkpoints", which).glob("ckpt-[0-9]*.*")
-    return sorted({int(re.findall(r"\d+", path.name)[0]) for path in paths})
+def write_checkpoints(last, best=None):
+    """Write checkpoints/best and then checkpoints/last.
+
+    A run that is killed between the two resumes from before both.
+    """
+    if best:
+        write_checkpoint("best", best, max_to_keep=1)
+    write_checkpoint("last", last, max_to_keep=3)
+
+
+def write_checkpoint(kind, content, max_to_keep):
+    """Write a checkpoint. Remove older ones and what killed processes have left unfinished."""
+    with tf.device("CPU:0"):
+        checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
+    step = int(content["step"])
+    checkpoint.save_counter.assign(step)  # doesn't depend on the number of restarts
+    folder = run_path("checkpoints", kind)
+    checkpoint.write(folder / f"ckpt-{step}")
+    steps = [each for each in list_checkpoints(kind) if each <= step][-max_to_keep:]
+    paths = [f"ckpt-{each}" for each in steps]
+    # TensorFlow's list of checkpoints, for tf.train.latest_checkpoint. There is no other function
+    # for it. The folder "/" leaves the paths relative, so that a run can be moved.
+    listed = tf.compat.v1.train.generate_checkpoint_state_proto("/", paths[-1], paths)
+    write_file(f"checkpoints/{kind}/checkpoint", str(listed))
+    for path in folder.glob("ckpt-[0-9]*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif get_step(path) not in steps:
+            path.unlink()
+
+
+def list_checkpoints(kind):
+    """Return the steps of all checkpoints of a kind, complete or not.
+
+    tf.train.latest_checkpoint reads TensorFlow's list. A kill may leave the list older than the
+    files, and without the list it finds nothing.
+    """
+    paths = run_path("checkpoints", kind).glob("ckpt-[0-9]*.*")
+    return sorted({get_step(path) for path in paths})
+
+
+def get_step(path):
+    """Return the step of a checkpoint's file."""
+    return int(re.search(r"\d+", path.name).group())
 
 
 def read_checkpoint(path):
-    """Returns what a checkpoint holds: arrays by name, and by position those of a kind. Raises if
-    it is damaged: reading all of it verifies its checksums."""
-    reader, values = tf.train.load_checkpoint(path), {"model": {}, "optimizer": {}}
-    for name in reader.get_variable_to_shape_map().keys() - {"_CHECKPOINTABLE_OBJECT_GRAPH"}:
-        kind, *position = name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").split("/")
-        target, key = (values[kind], int(*position)) if position else (values, kind)
-        target[key] = reader.get_tensor(name)
-    return values
+    """Return the arrays in a checkpoint by name, such as step, model/0 and optimizer/0.
+
+    Reading all of them verifies their checksums. Errors name the "path".
+    """
+    reader = tf.train.load_checkpoint(path)
+    checkpoint = {"path": str(path)}
+    for name in reader.get_variable_to_shape_map():
+        checkpoint[name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")] = reader.get_tensor(name)
+    return checkpoint
 
 
-def read_newest(which, steps):
-    """Returns the path and the content of the newest whole checkpoint, or None and nothing."""
+def read_newest(kind, steps):
+    """Return the newest checkpoint that is not corrupt, or None."""
     for step in reversed(steps):
-        path = run_dir / "checkpoints" / which / f"ckpt-{step}"
+        path = run_path("checkpoints", kind, f"ckpt-{step}")
         try:
-            return path, read_checkpoint(path)
-        except Exception as error:  # of half a dozen kinds, by what is cut short or flipped
-            damage = str(error).partition("\n")[0] or type(error).__name__
-            say(f"{path} is damaged, and passed over: {damage}")
-    return None, {}
+            return read_checkpoint(path)
+        except Exception as error:
+            # IndexError, DataLossError, OpError or ValueError, by what is cut short or flipped.
+            print_status(f"{path} is corrupt and left out: {get_first_line(error)}")
+    return None
 
 
-def find_checkpoint(which):
-    """Returns what `read_newest` does: nothing only where no last one was ever saved. If the best
-    is damaged, the last is one of before it, so that the best is made again."""
-    steps, bests = list_checkpoints(which), list_checkpoints("best")
-    if which == "last" and bests and not read_newest("best", bests)[0]:
-        steps = [step for step in steps if step <= bests[-1]]
-    (path, values), folder = read_newest(which, steps), run_dir / "checkpoints" / which
-    if not path and (which == "best" or args.mode != "train" or (folder / "checkpoint").exists()):
-        refuse(f"--run-dir {run_dir}: {folder} has no whole checkpoint; train, or put one back")
-    return path, values
+def find_checkpoint(kind):
+    """Return the newest checkpoint, or None if the run has never saved one.
+
+    If the best checkpoint is corrupt, the last one must be older, so that the best is made again.
+    """
+    steps = list_checkpoints(kind)
+    if kind == "last":
+        best_steps = list_checkpoints("best")
+        if best_steps and not read_newest("best", best_steps):
+            steps = [step for step in steps if step <= best_steps[-1]]
+    checkpoint = read_newest(kind, steps)
+    folder = run_path("checkpoints", kind)
+    is_new_run = config.mode == "train" and kind == "last" and not (folder / "checkpoint").exists()
+    if not checkpoint and not is_new_run:
+        raise WrongInput(
+            f"--run-dir {config.run_dir}: {folder} has no complete checkpoint; train first, or "
+            "restore the files"
+        )
+    return checkpoint
 
 
-def restore(path, values, *kinds):
-    """Gives the variables of some kinds the values of a checkpoint, if there is one, and then each
-    replica its random state. Refuses one of another model or optimizer."""
-    for kind in kinds if path else ():
-        own, saved = variables()[kind], values[kind]
-        if {i: tuple(x.shape) for i, x in enumerate(own)} != {i: x.shape for i, x in saved.items()}:
-            counts = f"it has {len(saved)} variables, train.py {len(own)}"
-            refuse(f"{path} is of another {kind}, by hooks or flags: {counts}, or other shapes")
-        for i, variable in enumerate(own):
+def restore(checkpoint, kinds=("model", "optimizer")):
+    """Move the values of a checkpoint to the variables, and seed the replicas.
+
+    Raise WrongInput if the checkpoint is of another model or optimizer.
+    """
+    for kind in kinds:
+        saved = {name: x.shape for name, x in checkpoint.items() if name.startswith(f"{kind}/")}
+        variables = get_variables()[kind]
+        shapes = {f"{kind}/{position}": tuple(x.shape) for position, x in enumerate(variables)}
+        if shapes != saved:
+            raise WrongInput(
+                f"{checkpoint['path']} has {len(saved)} variables of the {kind}, train.py has "
+                f"{len(variables)}, or shapes differ; use the same hooks and flags"
+            )
+        for name, variable in zip(shapes, variables, strict=True):
             with strategy.scope():
-                variable.assign(saved[i])
+                variable.assign(checkpoint.pop(name))
     seed_replicas()
 
 
-# {% include "random_state.py" %}
+def restore_run(checkpoint):
+    """Restore the run from a checkpoint, if there is one, and take the first snapshot."""
+    if checkpoint:
+        restore(checkpoint)
+        state.step = int(checkpoint["step"])
+        state.best_loss = float(checkpoint["best_loss"])
+        state.recoveries = int(checkpoint.get("recoveries", 0))
+        state.skipped = int(checkpoint.get("skipped", 0))
+    else:
+        seed_replicas()
+    state.best_step = broadcast(max(list_checkpoints("best"), default=0))
+    take_snapshot()

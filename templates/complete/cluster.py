@@ -1,70 +1,104 @@
-def meet(addresses):
-    """Waits until all workers have come, at the chief's address in TF_CONFIG, where TensorFlow
-    listens later: it would wait for an hour, and Python hear nothing meanwhile."""
+def wait_for_workers(addresses):
+    """Wait until all workers have connected to the chief's address in TF_CONFIG.
+
+    TensorFlow listens there later. It would wait for an hour without a message, and no Python
+    handler would be called meanwhile.
+    """
     host, _, port = addresses[0].rpartition(":")
-    limit, told, began = args.timeout or 600, 0, time.monotonic()
-    missing = dict(enumerate(addresses[1:], start=1)) if WORKER == 0 else {0: addresses[0]}
-    with contextlib.ExitStack() as stack:
-        if WORKER == 0:
-            try:
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                server = stack.enter_context(socket.create_server(("", int(port)), family=family))
-            except (OSError, OverflowError, ValueError) as error:
-                refuse(f"TF_CONFIG: the chief can't listen at {addresses[0]} ({error})")
-            server.settimeout(0.5)
-        while missing:
-            waited = time.monotonic() - began
-            names = " and ".join(f"worker {i} at {address}" for i, address in missing.items())
-            if waited > limit:
-                refuse(f"{names} did not come in {limit:g} s; start all workers again", code=143)
-            if waited > 5 + 60 * told:  # all workers say it, not only the chief
-                told += 1
-                print(f"waiting for {names}, for {limit - waited:.0f} s more", flush=True)
-            with contextlib.suppress(OSError, ValueError):  # nobody there, or somebody else
-                if WORKER == 0:
-                    connection, _ = server.accept()
-                else:
-                    time.sleep(0.2)
-                    connection = socket.create_connection((host.strip("[]"), int(port)), 30)
-                stack.enter_context(connection).settimeout(30)
-                connection.sendall(b"%9d" % WORKER)
-                missing.pop(int(connection.recv(9, socket.MSG_WAITALL)), None)
+    missing = {0: addresses[0]}
+    server = None
+    if config.worker_index == 0:
+        missing = dict(enumerate(addresses[1:], start=1))
+        server = listen_at(host, port)
+    started_at = time.monotonic()
+    next_message = 5
+    while missing:
+        waited = time.monotonic() - started_at
+        left = (config.timeout or 600) - waited
+        names = " and ".join(f"worker {i} at {address}" for i, address in missing.items())
+        if left < 0:
+            raise RunInterrupted(f"no connection to {names}; start all workers again")
+        if waited > next_message:  # on each worker, not only on the chief
+            next_message += 60
+            print(f"waiting for {names}, {left:.0f} s left", flush=True)
+        with contextlib.suppress(OSError, ValueError):  # nobody there yet, or another program
+            if server:
+                connection, _ = server.accept()
+            else:
+                time.sleep(0.2)
+                connection = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
+            connection.settimeout(30)
+            connection.sendall(b"%9d" % config.worker_index)
+            peer = int(connection.recv(9, socket.MSG_WAITALL))
+            missing.pop(peer, None)
+    if server:
+        server.close()
 
 
-def broadcast(value):
-    """Returns the chief's value on every worker: the sum of its pickle and of others' zeros."""
-    if WORKERS == 1:
-        return value
-    content = pickle.dumps(value) if WORKER == 0 else b""
-    size = sum_over_workers(-(-len(content) // 4))
-    content = np.frombuffer(content.ljust(4 * size, b"\0"), np.int32)
-    pieces = np.split(content, range(1 << 24, size, 1 << 24))  # a message has at most 2 GiB
-    return pickle.loads(b"".join(np.int32(sum_over_workers(x)).tobytes() for x in pieces))
-
-
-def ask_the_chief(function, *arguments):
-    """Returns on all workers what a function returns on the chief, who alone reads and writes the
-    run: others needn't be able to. Where it ends the chief, all end."""
-    value, code = None, None
+def listen_at(host, port):
+    """Return a socket that listens at a port, with the kind of address that the host has."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        if WORKER == 0:
+        server = socket.create_server(("", int(port)), family=family)
+    except (OSError, OverflowError, ValueError) as error:
+        raise WrongInput(
+            f"TF_CONFIG: the chief can't listen at {host}:{port} ({error}); use a free port"
+        ) from error
+    server.settimeout(0.5)
+    return server
+
+
+def broadcast(value, source=0):
+    """Return the value of one worker, by default the chief, on every worker."""
+    if config.workers == 1:
+        return value
+    # The sum of that worker's pickle and the other workers' zeros, as integers.
+    content = pickle.dumps(value) if config.worker_index == source else b""
+    size = sum_over_workers(math.ceil(len(content) / 4))
+    numbers = np.frombuffer(content.ljust(4 * size, b"\0"), np.int32)
+    pieces = np.split(numbers, range(1 << 24, size, 1 << 24))  # a message has at most 2 GiB
+    received = [np.int32(sum_over_workers(piece)).tobytes() for piece in pieces]
+    return pickle.loads(b"".join(received))
+
+
+def run_on_chief(function, *arguments):
+    """Return on all workers what a function returns on the chief, or raise what it raises.
+
+    The other workers need no access to the run directory.
+    """
+    value = None
+    error = None
+    if config.worker_index == 0:
+        try:
             value = function(*arguments)
-    except SystemExit as end:
-        code = end.code
-    except OSError as error:
-        code = explain(error)
-    value, code = broadcast((value, code))
-    if code is not None:
-        raise SystemExit(code)
+        except (WrongInput, RunFailed, RunFinished, OSError) as raised:
+            error = raised
+    value, error = broadcast((value, error))
+    if error:
+        raise error
     return value
 
 
-def check_workers(facts):
-    """Ends all workers, in a line with both values, where a fact is not the chief's on one."""
-    text, texts = json.dumps(facts).encode(), np.zeros([WORKERS, 1 << 14], np.int64)
-    texts[WORKER, : len(text)] = np.frombuffer(text, np.uint8)
-    texts = sum_over_workers(texts).astype(np.uint8)  # of each worker, for all to read
-    chiefs, *others = [json.loads(row.tobytes().rstrip(b"\0")) for row in texts]
-    for worker, its in enumerate(others, start=1):
-        for key in (key for key in its if its[key] != chiefs.get(key)):
-            refuse(f"worker {worker} has {key} {its[key]}, but the chief has {chiefs.get(key)}")
+def check_workers(datasets):
+    """Raise WrongInput if flags, train.py or the data of a worker are not those of the chief."""
+    if config.workers == 1:
+        return
+    facts = describe_run()
+    for name in ("run_dir", "timeout", "profile", "git_commit", "worker_index"):
+        del facts[name]
+    values = tf.nest.flatten(datasets)
+    facts["data"] = [hash_bytes(pickle.dumps(np.asarray(value))) for value in values]
+    facts["train.py"] = hash_bytes(Path(__file__).read_bytes())
+    chief_facts = broadcast(facts)
+    for worker in range(1, config.workers):
+        for name, value in broadcast(facts, source=worker).items():
+            expected = chief_facts.get(name)
+            if value != expected:
+                raise WrongInput(
+                    f"worker {worker} has {name} {value}, but the chief has {expected}; "
+                    "start all workers with the same"
+                )
+
+
+def hash_bytes(content):
+    return hashlib.sha256(content).hexdigest()[:12]

@@ -1,44 +1,54 @@
-# {% extends "export.py" %}
-# {% block head %}
-@contextlib.contextmanager
-def as_far_as_possible(what):
-    """Says why a model can't be written in a form: the run is none the worse for it."""
-    try:
-        yield
-    except Exception as error:  # of many kinds, by what the hooks do
-        if "No space left on device" in str(error):
-            raise
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        say(f"export: the model can't be written as {what}: {reason}")
+def export_model(datasets):
+    """Export the tested model to the run directory."""
+    if config.worker_index == 0:
+        export(run_path("export"), datasets["test"])
+    print_status(f"written to {config.run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
+    barrier()  # a worker that ends while others run would be reported as lost
 
 
-def export(folder, examples, weights=None):
-    """Writes a SavedModel of (what `fetch` puts first), and model.keras of (the features).
-    Of several models, the SavedModel runs the first; the others are in model_2.keras, …."""
-    # {% endblock %}
-    # {% block policy %}
-    keras.config.set_dtype_policy(PRECISION)
-    # {% endblock %}
-    if True:
-        # {% block assign %}
-        copies = [x for each in models for x in each.variables]
-        for copy, weight in zip(copies, weights or [x.numpy() for x in copies], strict=True):
-            copy.assign(weight)
-        # {% endblock %}
-    # {% block write %}
+def export(folder, split):
+    """Write a SavedModel that maps the first component of `fetch` to predictions, and .keras files.
+
+    With several models, the SavedModel contains the first one. The exported models are copies
+    made without a strategy, which can be loaded anywhere.
+    """
+    weights = [variable.numpy() for variable in list_variables(model)]
+    keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
+    keras.config.set_dtype_policy(config.precision)
+    with tf.device("CPU:0"):
+        copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
+        for variable, weight in zip(list_variables(copies), weights, strict=True):
+            variable.assign(weight)
+    copies = tf.nest.flatten(copies)
+    part = folder.with_name("export.part")
+    shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    with as_far_as_possible("a SavedModel"):
+    with report_export_errors("a SavedModel"):
+        serve = create_serving_function(copies[0], split)
         graph = serve.get_concrete_function().graph.as_graph_def()
-        nodes = [*graph.node, *(x for f in graph.library.function for x in f.node_def)]
-        if any("PyFunc" in node.op for node in nodes):
-            raise ValueError("`preprocess` or the model runs Python, which is not in the file")
-        archive.track(models[0])
+        if b"PyFunc" in graph.SerializeToString():
+            raise ValueError("`preprocess` or the model runs Python, which can't be saved")
+        archive = keras.export.ExportArchive()
+        archive.track(copies[0])
         archive.add_endpoint("serve", serve)
         archive.write_out(part, verbose=False)
-    for number, each in enumerate(models, start=1):
+    for number, each in enumerate(copies, start=1):
         path = part / ("model.keras" if number == 1 else f"model_{number}.keras")
-        with as_far_as_possible(path.name), tf.device("CPU:0"):
+        with report_export_errors(path.name), tf.device("CPU:0"):
             each.save(path)
             keras.saving.load_model(path, compile=False)
-    shutil.rmtree(folder, ignore_errors=True)
-    # {% endblock %}
+    part.rename(folder)
+
+
+@contextlib.contextmanager
+def report_export_errors(form):
+    """Print why a model can't be written in a form, and continue: the run is not affected."""
+    try:
+        yield
+    except Exception as error:  # of any type, by what hooks do
+        if "No space left on device" in str(error):
+            raise
+        print_status(f"export: the model can't be written as {form}: {get_first_line(error)}")
+
+
+# {% include "serving.py" %}

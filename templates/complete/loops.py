@@ -1,39 +1,47 @@
 @tf.function
 def run_steps(distributed_step, iterator, steps):
-    """Runs many steps in one graph. Their number is a tensor: a Python number would trace a graph
-    for each value. Returns the sums of the losses and of their weights, [2] float64, and the
-    seconds spent waiting for data, [] float64."""
-    sums, waited = tf.zeros([2], tf.float64), tf.zeros([], tf.float64)
-    weights = tf.nest.flatten(model)[0].trainable_variables[0].value  # they get their gradient last
+    """Run many steps in one graph.
+
+    `steps` is a tensor, since a Python number would trace a graph for each value. Return the sums
+    of losses and weights, [2] float64, and the seconds spent waiting for data, [] float64.
+    """
+    sums = tf.zeros([2], tf.float64)
+    waited = tf.zeros([], tf.float64)
+    # A step ends with the update of the first weights: they get their gradients last.
+    first_weights = tf.nest.flatten(model)[0].trainable_variables[0].value
     for _ in tf.range(steps):
-        ready = clock([tf.convert_to_tensor(weights)])
+        step_ended_at = read_clock([tf.convert_to_tensor(first_weights)])
         batch = next_batch(iterator)
-        parts = [x for x in tf.nest.flatten(batch, expand_composites=True) if x is not None]
-        waited += tf.maximum(clock(parts) - ready, 0.0)
+        parts = tf.nest.flatten(batch, expand_composites=True)
+        batch_arrived_at = read_clock([part for part in parts if part is not None])
+        waited += tf.maximum(batch_arrived_at - step_ended_at, 0.0)
         sums += tf.cast(distributed_step(batch), tf.float64)
-    with tf.control_dependencies([tf.convert_to_tensor(weights)]):  # a GPU may still be at work
+    # A GPU may still be at work: wait for the last update.
+    with tf.control_dependencies([tf.convert_to_tensor(first_weights)]):
         return tf.identity(sums), waited
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Returns the loss and the metrics, means over the steps, and the seconds waited for data."""
+    """Return the mean loss and the metrics of some steps, and the seconds waited for data."""
     for metric in metrics:
         metric.reset_state()
     sums, waited = run_steps(distributed_step, iterator, tf.constant(steps))
-    loss, weight = sums.numpy()
-    values = {metric.name: float(metric.result()) for metric in metrics}
-    return {"loss": float(loss / weight) if weight else 0.0, **values}, float(waited)
+    loss_sum, weight_sum = sums.numpy()
+    return summarize(loss_sum, weight_sum, metrics), float(waited)
 
 
 def train(iterator, steps):
-    """Runs a loop of training. Returns the values of its line in the log."""
-    started = time.perf_counter()
-    metrics = [*train_metrics, gradient_norm] if CLIP_NORM else train_metrics
+    """Run a loop of training. Return the values of its log line."""
+    metrics = list(train_metrics)
+    if config.clip_norm:
+        metrics.append(gradient_norm)
+    started_at = time.perf_counter()
     values, waited = run_loop(distributed_train_step, metrics, iterator, steps)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started_at
     values["learning_rate"] = float(tf.nest.flatten(optimizer)[0].learning_rate.numpy())
-    speed = steps * GLOBAL_BATCH_SIZE / seconds
-    return {**values, "examples_per_second": speed, "input_wait": waited / seconds}
+    values["examples_per_second"] = steps * config.global_batch_size / seconds
+    values["input_wait"] = waited / seconds
+    return values
 
 
 def validate(iterator, steps):

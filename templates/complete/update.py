@@ -1,63 +1,102 @@
-# {% include "schedule.py" %}
-
-
 def accumulate(compute_gradients):
-    """Returns compute_gradients that takes a batch in ACCUMULATION_STEPS parts, which need the
-    memory of one: the mean of the parts is that of the whole, to rounding."""
+    """Return `compute_gradients` that processes a batch in --accumulation-steps parts.
 
-    def compute_gradients_of_parts(batch):
-        global GLOBAL_BATCH_SIZE
-        shape = [ACCUMULATION_STEPS, -1]
-        split = lambda x, i: None if x is None else tf.reshape(x, [*shape, *x.shape[1:]])[i]  # noqa: E731
-        GLOBAL_BATCH_SIZE = args.global_batch_size // ACCUMULATION_STEPS  # for compute_loss
-        sums = compute_gradients(tf.nest.map_structure(lambda x: split(x, 0), batch))
+    A part needs the memory of a smaller batch. The mean over the parts is that of the batch, up to
+    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, which is that of a part.
+    """
+    parts = config.accumulation_steps
+
+    def select(batch, index):
+        """Return a part of each tensor of a batch. Labels may be None."""
+
+        def select_part(tensor):
+            if tensor is None:
+                return None
+            return tf.reshape(tensor, [parts, -1, *tensor.shape[1:]])[index]
+
+        return tf.nest.map_structure(select_part, batch)
+
+    def compute_gradients_in_parts(batch):
+        sums = compute_gradients(select(batch, 0))
         sums = tf.nest.map_structure(tf.convert_to_tensor, sums)  # see `update`
-        for i in tf.range(1, ACCUMULATION_STEPS):
-            part = tf.nest.map_structure(lambda x, i=i: split(x, i), batch)
-            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(part))
-        GLOBAL_BATCH_SIZE = args.global_batch_size
-        return tf.nest.map_structure(lambda x: x / ACCUMULATION_STEPS, sums)
+        for index in tf.range(1, parts):
+            part = compute_gradients(select(batch, index))
+            sums = tf.nest.map_structure(tf.add, sums, part)
+        return tf.nest.map_structure(lambda total: total / parts, sums)
 
-    return compute_gradients_of_parts
+    return compute_gradients_in_parts
 
 
 def update(optimizer, gradients, variables):
-    """Applies the sums of all replicas' gradients. An embedding's are IndexedSlices, which may have
-    an index twice: Keras's Adam would square each (keras#19992), so they are summed before."""
+    """Apply the sums of all replicas' gradients.
+
+    The gradient of an embedding has an index once for each use of the row. Keras's Adam would
+    square each part instead of their sum (keras#19992), so the parts are added up here.
+    """
     gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-    context = tf.distribute.get_replica_context()
-    if CLIP_NORM:  # the norm of one replica's own is not the batch's (tensorflow#33929)
-        gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
-        scale = optimizer.scale_loss(1.0)  # of the gradients, with mixed_float16; otherwise 1
-        norm = tf.linalg.global_norm(gradients)
-        gradient_norm.update_state(norm / scale)
-        gradients, _ = tf.clip_by_global_norm(gradients, CLIP_NORM * scale, use_norm=norm)
-        gradients = [x / context.num_replicas_in_sync for x in gradients]  # it sums once more
-    elif PRECISION == "mixed_float16":  # an overflow on one replica, all have to see
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in gradients])
-        overflows = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(~finite, tf.float32))
-        nan = tf.where(overflows > 0, math.nan, 0.0)
-        gradients = [gradient + tf.cast(nan, gradient.dtype) for gradient in gradients]
+    if config.clip_norm:
+        gradients = clip_gradients(optimizer, gradients)
+    elif config.precision == "mixed_float16":
+        gradients = share_overflow(gradients)
     optimizer.apply(gradients, variables)
 
 
-def exchange_averages(wanted=True):
-    """With --ema-momentum, swaps the weights and their averages, which are the optimizers'."""
-    for each, its in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
-        its = getattr(its, "inner_optimizer", its)  # of the loss scale's
-        averages = its._model_variables_moving_average if wanted and its.use_ema else []
-        for average, weight in zip(averages, each.trainable_variables):  # noqa: B905
-            raw = weight.numpy()
+def clip_gradients(optimizer, gradients):
+    """Clip the gradients of the global batch to --clip-norm.
+
+    The norm of one replica's gradients is not that of the batch (tensorflow#33929), so they are
+    summed first. The optimizer sums them again, so they are divided by the number of replicas.
+    """
+    context = tf.distribute.get_replica_context()
+    gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+    scale = optimizer.scale_loss(1.0)  # 1, except with mixed_float16
+    norm = tf.linalg.global_norm(gradients)
+    gradient_norm.update_state(norm / scale)
+    gradients, _ = tf.clip_by_global_norm(gradients, config.clip_norm * scale, use_norm=norm)
+    return [gradient / context.num_replicas_in_sync for gradient in gradients]
+
+
+def share_overflow(gradients):
+    """Make all replicas skip the update if float16 overflows on one of them."""
+    context = tf.distribute.get_replica_context()
+    norm = tf.linalg.global_norm(gradients)  # not finite if one of the gradients isn't
+    sum_of_norms = context.all_reduce(tf.distribute.ReduceOp.SUM, norm)
+    is_finite = tf.math.is_finite(sum_of_norms)
+    return [tf.where(is_finite, gradient, math.nan) for gradient in gradients]
+
+
+def swap_ema_weights():
+    """Swap the weights and their exponential moving average, which the optimizers hold.
+
+    Does nothing without --ema-momentum.
+    """
+    for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
+        its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # of a loss scale
+        if not its_optimizer.use_ema:
+            continue
+        # Keras's public finalize_variable_values overwrites the weights and can't be undone.
+        averages = its_optimizer._model_variables_moving_average
+        for average, weight in zip(averages, each.trainable_variables, strict=False):
+            trained = weight.numpy()
             with strategy.scope():
                 weight.assign(average.numpy())
-                average.assign(raw)
+                average.assign(trained)
 
 
-def check_batch_normalization(replicas):
-    """Refuses flags under which a BatchNormalization would not see the batch."""
+def check_batch_normalization():
+    """Raise WrongInput for flags with which a BatchNormalization would not see the batch."""
+    # Keras has no public way to list nested layers.
     layers = [layer for each in tf.nest.flatten(model) for layer in each._flatten_layers()]
-    for x in (x for x in layers if isinstance(x, keras.layers.BatchNormalization)):
-        if ACCUMULATION_STEPS > 1:
-            refuse(f"--accumulation-steps: BatchNormalization {x.name!r} sees parts of a batch")
-        if args.jit_compile and replicas > 1 and x.synchronized:
-            refuse(f"--jit-compile: BatchNormalization {x.name!r} sums over {replicas} replicas")
+    for layer in layers:
+        if not isinstance(layer, keras.layers.BatchNormalization):
+            continue
+        if config.accumulation_steps > 1:
+            raise WrongInput(
+                f"--accumulation-steps {config.accumulation_steps}: BatchNormalization "
+                f"{layer.name!r} would see parts of a batch; use 1"
+            )
+        if config.jit_compile and config.replicas > 1 and layer.synchronized:
+            raise WrongInput(
+                f"--jit-compile: XLA can't sum BatchNormalization {layer.name!r} over "
+                f"{config.replicas} replicas; use --no-jit-compile"
+            )

@@ -1,25 +1,43 @@
 class Adam(keras.optimizers.Adam):
-    """Keras's Adam (with `weight_decay`, its AdamW), whose update is one operation, on the server
-    that holds the variable, instead of a dozen that carry it to the worker. Either goes on with
-    the other's checkpoints. Of an embedding, only the rows of the batch are updated, and moved."""
+    """Keras's Adam as one TensorFlow operation per variable, on the server that holds it.
+
+    `weight_decay` makes it AdamW. Its state is that of Keras's Adam: each resumes the other's runs.
+    Only the rows of an embedding that are in the batch are updated, and sent to the server.
+    """
 
     def update_step(self, gradient, variable, learning_rate):
-        if self.amsgrad:  # which the operation doesn't know
+        if self.amsgrad:  # not part of the operation
             return super().update_step(gradient, variable, learning_rate)
-        m, v = (x[self._get_variable_index(variable)] for x in (self._momentums, self._velocities))
-        step, rate = (tf.cast(x, variable.dtype) for x in (self.iterations + 1, learning_rate))
-        p1, p2 = self.beta_1**step, self.beta_2**step
-        if isinstance(gradient, tf.IndexedSlices):
-            rows, index = gradient.values, gradient.indices
-            new_m = self.beta_1 * tf.gather(m.value, index) + (1 - self.beta_1) * rows
-            new_v = self.beta_2 * tf.gather(v.value, index) + (1 - self.beta_2) * rows**2
-            rows = rate * tf.sqrt(1 - p2) / (1 - p1) * new_m / (tf.sqrt(new_v) + self.epsilon)
-            variable.scatter_sub(tf.IndexedSlices(rows, index))
-            m.value.scatter_update(tf.IndexedSlices(new_m, index))
-            v.value.scatter_update(tf.IndexedSlices(new_v, index))
-            return None
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=m.value.handle, v=v.value.handle, lr=rate, grad=gradient,
-            beta1=self.beta_1, beta2=self.beta_2, epsilon=self.epsilon,
-            beta1_power=p1, beta2_power=p2, use_locking=True,
-        )  # fmt: skip
+        # Keras has no public way to find a variable's moments; its own optimizers use this one.
+        index = self._get_variable_index(variable)
+        first_moment = self._momentums[index].value
+        second_moment = self._velocities[index].value
+        rate = tf.cast(learning_rate, variable.dtype)
+        step = tf.cast(self.iterations + 1, variable.dtype)
+        beta1_power = self.beta_1**step
+        beta2_power = self.beta_2**step
+        if not isinstance(gradient, tf.IndexedSlices):
+            tf.raw_ops.ResourceApplyAdam(
+                var=variable.handle,
+                m=first_moment.handle,
+                v=second_moment.handle,
+                beta1_power=beta1_power,
+                beta2_power=beta2_power,
+                lr=rate,
+                beta1=self.beta_1,
+                beta2=self.beta_2,
+                epsilon=self.epsilon,
+                grad=gradient,
+                use_locking=True,  # of several workers
+            )
+            return
+        # No operation updates only the rows of an embedding that the gradient has.
+        rows = gradient.values
+        index = gradient.indices
+        first = self.beta_1 * tf.gather(first_moment, index) + (1 - self.beta_1) * rows
+        second = self.beta_2 * tf.gather(second_moment, index) + (1 - self.beta_2) * rows**2
+        rate = rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+        change = rate * first / (tf.sqrt(second) + self.epsilon)
+        variable.scatter_sub(tf.IndexedSlices(change, index))
+        first_moment.scatter_update(tf.IndexedSlices(first, index))
+        second_moment.scatter_update(tf.IndexedSlices(second, index))

@@ -1,39 +1,69 @@
-def run_loop(distributed_step, metrics, data, first_step, steps, stops=()):
-    """Has the workers do the steps from the first on, until `stops` has a signal. Returns how many
-    they did, and the loss and the metrics, means over these."""
-    results, waiting, limit = [], set(), 4 * max(1, WORKERS)  # so many steps end on a signal
-    pool = concurrent.futures.ThreadPoolExecutor(limit)  # no step waits for a slow worker's
-    while (more := len(results) < steps and not (stops and results)) or waiting:
-        if more and len(waiting) < limit:
-            result = schedule(distributed_step, *data(first_step + len(results)))
-            results.append(pool.submit(wait_for, result))
-            waiting.add(results[-1])
-        else:
-            ended, waiting = concurrent.futures.wait(waiting, return_when="FIRST_COMPLETED")
-            [each.result() for each in ended]  # raises the error of a lost server, once
-    (loss, weight), sums = np.split(sum(each.result() for each in results), [2])
+def run_steps(distributed_step, arguments, stops=()):
+    """Have the workers take a step for each of `arguments`, until `stops` has an element.
+
+    Return the result of each step, [n] float64.
+    """
+    futures = []
+    pending = set()
+    limit = 4 * config.workers  # these steps are finished after a signal
+    pool = concurrent.futures.ThreadPoolExecutor(limit)  # a slow worker delays only its own steps
+    for each in arguments:
+        if len(pending) == limit:
+            pending = wait_for_any(pending)
+        if futures and stops:
+            break
+        result = schedule(distributed_step, each)
+        futures.append(pool.submit(fetch_result, result))
+        pending.add(futures[-1])
+    while pending:
+        pending = wait_for_any(pending)
+    return [future.result() for future in futures]
+
+
+def wait_for_any(pending):
+    """Wait until a step has ended. Return the others, or raise the error of a failed server."""
+    ended, pending = concurrent.futures.wait(pending, return_when="FIRST_COMPLETED")
+    for future in ended:
+        future.result()
+    return pending
+
+
+def add_up(results, metrics):
+    """Return the mean loss and the metrics of the results of `run_step`."""
+    loss_sum, weight_sum, *counts = sum(results)
     for metric in metrics:
         for variable in metric.variables:
-            part, sums = np.split(sums, [variable.shape.num_elements()])
-            variable.assign(part.reshape(variable.shape))
-    values = {metric.name: float(metric.result()) for metric in metrics}
-    return len(results), {"loss": float(loss / weight) if weight else 0.0, **values}
+            size = variable.shape.num_elements()
+            variable.assign(np.reshape(counts[:size], variable.shape))
+            del counts[:size]
+    return summarize(loss_sum, weight_sum, metrics)
 
 
-def train(data, first_step, steps):
-    """Runs a loop of training. Returns how many steps it made, and the values of its log line."""
-    started = time.perf_counter()
-    done, values = run_loop(distributed_train_step, train_metrics, data, first_step, steps, signals)
-    speed = done * GLOBAL_BATCH_SIZE / (time.perf_counter() - started)
+def train(get_arguments, steps):
+    """Run a loop of training, which a signal ends early, and advance `state.step`.
+
+    Return the values of its log line.
+    """
+    started_at = time.perf_counter()
+    arguments = map(get_arguments, range(state.step, state.step + steps))
+    results = run_steps(distributed_train_step, arguments, signals)
+    seconds = time.perf_counter() - started_at
+    for timer in signals:
+        timer.cancel()  # the checkpoint takes the time that it takes
+    state.step += len(results)
     for each in tf.nest.flatten(optimizer):
-        each.iterations.assign(first_step + done)
-    rate = tf.nest.flatten(optimizer)[0].learning_rate.numpy()
-    return done, {**values, "learning_rate": float(rate), "examples_per_second": speed}
+        each.iterations.assign(state.step)
+    values = add_up(results, train_metrics)
+    values["learning_rate"] = float(tf.nest.flatten(optimizer)[0].learning_rate.numpy())
+    values["examples_per_second"] = len(results) * config.global_batch_size / seconds
+    return values
 
 
-def validate(data, steps):
-    return run_loop(distributed_validation_step, validation_metrics, data, 0, steps)[1]
+def validate(get_arguments, steps):
+    results = run_steps(distributed_validation_step, map(get_arguments, range(steps)))
+    return add_up(results, validation_metrics)
 
 
-def test(data, steps):
-    return run_loop(distributed_test_step, test_metrics, data, 0, steps)[1]
+def test(get_arguments, steps):
+    results = run_steps(distributed_test_step, map(get_arguments, range(steps)))
+    return add_up(results, test_metrics)

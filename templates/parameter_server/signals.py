@@ -1,12 +1,28 @@
+GRACE_SECONDS = 20  # after a signal, for the chief to save what servers and workers hold
+signals: list[threading.Timer] = []  # started by the first signal; it ends the process
+
+
 def on_signals(handler):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
 
 
+def exit_on_signals():
+    """End at once on SIGINT or SIGTERM: there is nothing to save."""
+    on_signals(lambda *_: exit_process(RunInterrupted.exit_code))
+
+
+def start_grace_period(*_):
+    """End the process in GRACE_SECONDS, if it doesn't end before."""
+    if not signals:
+        timer = threading.Timer(GRACE_SECONDS, exit_process, [RunInterrupted.exit_code])
+        timer.daemon = True
+        signals.append(timer)
+        timer.start()
+
+
 def request_stop(*_):
-    """Has the chief end after the steps under way; or in GRACE seconds, if no worker does them."""
+    """Have the chief save and stop after the steps under way. A second signal ends it at once."""
     if signals:
-        os._exit(143)  # Ctrl-C once more: not saved
-    signals.append(threading.Timer(GRACE, os._exit, [143]))
-    signals[0].daemon = True
-    signals[0].start()
+        exit_process(RunInterrupted.exit_code)
+    start_grace_period()

@@ -1,24 +1,68 @@
-def create_strategy(cluster):
-    """Returns the strategy, its coordinator, and the strategy's name. Without a cluster, steps are
-    taken here, one after the other, by the same functions."""
+def create_strategy():
+    """Read TF_CONFIG and return the strategy. A worker or server serves here until the run ends."""
+    cluster, job, index = read_tf_config()
+    if job == "evaluator":
+        config.mode = "continuous_evaluate"
+        wait_for_first_checkpoint()
     if not cluster:
-        kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-        return tf.distribute.OneDeviceStrategy(f"{kind}:0"), None, "one_device"
-    on_signals(signal.SIG_DFL)  # it waits for all tasks, and Python hears nothing meanwhile
-    tf.get_logger().addFilter(tell_loss)
-    tf.config.set_visible_devices([], "GPU")  # which are the workers'
+        return tf.distribute.get_strategy()
+    config.workers = len(cluster["worker"])
+    config.servers = len(cluster["ps"])
+    threading.Thread(target=watch_connections, daemon=True).start()
+    if job != "chief":
+        serve(cluster, job, index)
+    return create_parameter_server_strategy(cluster)
+
+
+def create_parameter_server_strategy(cluster):
+    global coordinator
+    # TensorFlow now waits for all tasks, and no Python handler would be called.
+    on_signals(signal.SIG_DFL)
+    tf.get_logger().addFilter(report_lost_worker)
+    tf.config.set_visible_devices([], "GPU")  # GPUs are for workers
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    if strategy.num_replicas_in_sync > 1:
-        refuse("a worker has several GPUs; start one for each, with its CUDA_VISIBLE_DEVICES")
-    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), "parameter_server"
+    created = tf.distribute.ParameterServerStrategy(resolver)
+    if created.num_replicas_in_sync > 1:
+        raise WrongInput(
+            "a worker has several GPUs; start a worker for each, with CUDA_VISIBLE_DEVICES"
+        )
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(created)
+    return created
 
 
-def tell_loss(record):
-    """Has the coordinator's reports of a lost worker, of many lines, be one line."""
+def report_lost_worker(record):
+    """Replace TensorFlow's report of a lost worker, which has many lines, and drop other logs."""
     if str(record.msg).startswith("Worker %s failed"):
         index = record.args[0].rpartition(":")[2]  # of /job:worker/replica:0/task:1
-        say(f"worker {index} is lost; its steps go to others, and it may come back")
+        print_status(f"worker {index} is lost; other workers repeat its steps")
     return False
+
+
+def set_up_process():
+    """Install the handlers of signals."""
+    exit_on_signals()
+
+
+def check_batch_size():
+    """Accept any batch size: a worker takes the whole batch of a step."""
+
+
+def print_start(checkpoint):
+    resumed = f", resumed at step {state.step}" if checkpoint else ""
+    tasks = f"{config.workers} × worker, {config.servers} × ps"
+    if not coordinator:
+        tasks = "one process"
+    print_status(f"parameter_server on {tasks}, {config.steps_per_epoch} steps per epoch{resumed}")
+
+
+def check_shared_run_dir():
+    """Raise WrongInput if a server, which writes a part of each checkpoint, has another folder."""
+    for server in range(config.servers):
+        with tf.device(f"/job:ps/task:{server}/device:CPU:0"):
+            found = tf.io.matching_files(str(run_path("config.json")))
+        if len(found) == 0:
+            raise WrongInput(
+                f"--run-dir {config.run_dir} is not shared by ps {server}; use a shared folder"
+            )

@@ -1,29 +1,35 @@
 """# {% if cookiecutter.distribution == "parameter_server" %}
-Runs train.py as chief, parameter servers and workers on this machine.
+Run train.py as a chief, parameter servers and workers on this machine.
 
-    python launch/local.py --ps 2 --workers 2 -- --epochs 5     what follows -- goes to train.py
+    python launch/local.py --ps 2 --workers 2 -- --epochs 5     flags after -- go to train.py
 
-Each line of output says whose it is. A worker that is interrupted or killed is started again by
-itself, while the others go on. When the chief or a server is, all start again, and resume; when one
-fails, the others are ended. Ctrl-C has them save and end; once more, it kills them. Exit codes: 0
-done; 2 wrong input; 143 stopped, the same command goes on; else that of the one that failed first,
-128 + n if signal n killed it.
+Each line of output starts with the name of its task. When a worker is interrupted or killed, it
+restarts alone while the other tasks continue. When the chief or a parameter server is interrupted
+or killed, all tasks restart and resume from the last checkpoint. When a task fails in another way,
+all tasks stop. Ctrl-C lets the chief save a checkpoint and stops all tasks; a second Ctrl-C kills
+them.
 # {% else %}
-Runs train.py as several workers on this machine, and starts them again when one is lost.
+Run train.py as several workers on this machine.
 
-    python launch/local.py --workers 2 -- --epochs 5     what follows -- goes to train.py
+    python launch/local.py --workers 2 -- --epochs 5     flags after -- go to train.py
 
-Each line of output says whose it is. When a worker fails, the others are ended; if it had been
-interrupted or killed, all start again, and resume. Ctrl-C has them save and end; once more, it
-kills them. Exit codes: 0 done; 2 wrong input; 143 stopped, the same command goes on; else that of
-the worker that failed first, 128 + n if signal n killed it.
+Each line of output starts with the name of its worker. When a worker is interrupted or killed, all
+workers restart and resume from the last checkpoint. When a worker fails in another way, all workers
+stop. Ctrl-C lets the workers save a checkpoint and stops them; a second Ctrl-C kills them.
 # {% endif %}
+
+Exit codes:
+    0      done
+    2      wrong input
+    143    stopped: run the same command again to resume
+    other  exit code of the first task that failed, or 128 + n if signal n killed it
 """
 
 import argparse
 import collections
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -33,197 +39,261 @@ import threading
 import time
 from pathlib import Path
 
-TRAIN = Path(__file__).resolve().parents[1] / "train.py"
-INTERRUPTED = 143  # train.py's code for: start the same command again
-GRACE = 15  # seconds; a worker that waits for a lost peer, in C++, doesn't hear SIGTERM
-ONE_PRESS = 1.0  # seconds; through `uv run`, say, one signal can arrive twice
-LAST_LINES = 20  # of the worker that failed, shown once more
+TRAIN_SCRIPT = Path(__file__).resolve().parents[1] / "train.py"
+INTERRUPTED = 143  # exit code of train.py that means: run the same command again to resume
+GRACE_SECONDS = 15  # from SIGTERM to SIGKILL; SIGTERM can't interrupt TensorFlow's C++ code
+DUPLICATE_SECONDS = 1.0  # `uv run` forwards a Ctrl-C that the terminal has already sent
+POLL_SECONDS = 0.1
+RELAY_SECONDS = 2  # time for the last output of a task that has ended
+NUM_LAST_LINES = 20  # lines of a failed task that are printed again at the end
 
-requests = []  # when this process was asked to stop
+stop_requests = []  # the times at which a signal asked this process to stop
 output_lock = threading.Lock()
 
 
-def refuse(message):
-    """Ends for wrong input: one line, exit code 2."""
+def exit_with_error(message):
+    """Print a one-line error and exit with code 2."""
     print(f"local.py: error: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
 def request_stop(*_):
-    if not requests or time.monotonic() - requests[-1] > ONE_PRESS:
-        requests.append(time.monotonic())
+    """Record a request to stop, unless it repeats the previous one."""
+    now = time.monotonic()
+    if not stop_requests or now - stop_requests[-1] > DUPLICATE_SECONDS:
+        stop_requests.append(now)
 
 
 def write_line(line):
-    """Writes a line, of bytes, whole: all threads share this output."""
+    """Write a line of bytes to stdout, which all threads share."""
     with output_lock:
         try:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
-        except OSError:  # nobody reads it any more, as in `| head`: stop, and don't fail again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError:
+            # The reader has closed the pipe, as `head` does. Stop, and discard the output from here
+            # on, because the next write would fail too.
+            null_device = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_device, sys.stdout.fileno())
             request_stop()
 
 
-def relay(task, process, last_lines):
-    for line in process.stdout:
-        last_lines.append(line.rstrip(b"\r\n"))
-        write_line(b"[%s %d] %s" % (task[0].encode(), task[1], last_lines[-1]))
-
-
-def watch(task, process, last_lines, failures):
-    """Sees a task, (job, index), through to its end."""
-    relaying = threading.Thread(target=relay, args=(task, process, last_lines), daemon=True)
-    relaying.start()
-    if process.wait() != 0:
-        failures.append((task, process.returncode, last_lines))
-    kill(process)  # what it has started, which would keep its GPU, and its end of the pipe
-    relaying.join(timeout=2)  # not for ever: a daemon may still have the pipe
-
-
-def kill(process):
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
-        os.killpg(process.pid, signal.SIGKILL)
+def print_status(message):
+    write_line(f"launch: {message}".encode())
 
 
 def find_free_ports(count):
-    with contextlib.ExitStack() as stack:  # closes them at the end: they have to differ
+    """Return different free ports of this machine."""
+    with contextlib.ExitStack() as stack:  # keeps all sockets open until each has its own port
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("", 0))
         return [each.getsockname()[1] for each in sockets]
 
 
-def start_task(task, cluster, flags):
-    config = {"cluster": cluster, "task": {"type": task[0], "index": task[1]}}
-    return subprocess.Popen(
-        [sys.executable, "-u", TRAIN, *flags],  # -u: a line appears when it is written
-        env={**os.environ, "TF_CONFIG": json.dumps(config)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,  # and if this is killed itself, they fail at their next line
-        stderr=subprocess.STDOUT,
-        # Away from the terminal, whose Ctrl-C would come on top of the SIGTERM that is sent
-        # below, at a moment of its own.
-        start_new_session=True,
-    )
+class Task:
+    """A process of train.py. The thread `watcher` relays its output and reports its end."""
+
+    def __init__(self, role, index, addresses, flags, ended):
+        """Start the process. The task adds itself to the list `ended` when the process ends."""
+        self.role = role
+        self.index = index
+        self.name = f"{role} {index}"
+        self.ended = ended
+        self.last_lines = collections.deque(maxlen=NUM_LAST_LINES)
+        tf_config = {"cluster": addresses, "task": {"type": role, "index": index}}
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", TRAIN_SCRIPT, *flags],  # -u: print each line immediately
+            env={**os.environ, "TF_CONFIG": json.dumps(tf_config)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,  # if this launcher is killed, the task fails at its next line
+            stderr=subprocess.STDOUT,
+            # In the terminal's own session, Ctrl-C would reach the task twice: from the terminal
+            # and as the SIGTERM of `Cluster.stop`.
+            start_new_session=True,
+        )
+        self.watcher = threading.Thread(target=self.watch, daemon=True)
+
+    def watch(self):
+        """Relay the output and wait for the end of the process."""
+        relay = threading.Thread(target=self.relay_output, daemon=True)
+        relay.start()
+        self.process.wait()
+        self.ended.append(self)
+        # Kill the child processes: they would keep the task's GPU and its end of the pipe.
+        self.kill()
+        # A daemon can leave the process group, survive, and keep the pipe open.
+        relay.join(timeout=RELAY_SECONDS)
+
+    def relay_output(self):
+        """Print each line of output after the name of the task."""
+        prefix = f"[{self.name}] ".encode()
+        for line in self.process.stdout:
+            text = line.rstrip(b"\r\n")
+            self.last_lines.append(text)
+            write_line(prefix + text)
+
+    def kill(self):
+        """Kill the process and its child processes, if any are left."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def is_running(self):
+        return self.process.poll() is None
+
+    def was_interrupted(self):
+        """Return whether a restart helps. After another failure, it would fail again."""
+        code = self.process.returncode
+        return code == INTERRUPTED or code < 0
+
+    def compute_exit_code(self):
+        """Return the exit code as shells do: 128 + n if signal n killed the process."""
+        code = self.process.returncode
+        if code < 0:
+            return 128 - code
+        return code
+
+    def describe_end(self):
+        code = self.process.returncode
+        if code >= 0:
+            return f"{self.name} exited with code {code}"
+        names = {number.value: number.name for number in signal.Signals}
+        signal_name = names.get(-code, f"signal {-code}")
+        return f"{self.name} was killed by {signal_name}"
 
 
-# {% if cookiecutter.distribution == "parameter_server" %}
-def run_tasks(args, flags, restarts):
-    """Runs all tasks to their ends. Returns the task, exit code and last lines of those that
-    failed, in the order in which they did. `restarts`, a list, has one entry for each made."""
-    counts = {"chief": 1, "ps": args.ps, "worker": args.workers}
-    # New ports each time: what was just killed may not have let go of the old ones.
-    ports = iter(find_free_ports(sum(counts.values())))
-    cluster = {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in counts.items()}
-    processes, watchers, ended, failures = {}, {}, [], []
-    told, deadline = False, float("inf")
+class Restarts:
+    """The number of restarts so far, and its limit."""
 
-    def start(task):
-        processes[task] = start_task(task, cluster, flags)
-        watched = (task, processes[task], collections.deque(maxlen=LAST_LINES), ended)
-        watchers[task] = threading.Thread(target=watch, args=watched, daemon=True)
-        watchers[task].start()
+    def __init__(self, limit):
+        self.limit = limit
+        self.count = 0
 
-    try:
-        for task in [(job, index) for job, n in counts.items() for index in range(n)]:
-            start(task)
-        while ended or any(watcher.is_alive() for watcher in watchers.values()):
-            time.sleep(0.1)
-            while ended:
-                task, code, last_lines = ended.pop(0)
-                left = sum(x.is_alive() for (job, _), x in watchers.items() if job == "worker")
-                if task[0] == "worker" and is_lost(code) and not told and not requests:
-                    restart = len(restarts) < args.max_restarts
-                    if restart or left:
-                        report(task, code, restarts, args, "it alone starts again; ")
-                        if restart:
-                            start(task)
-                        continue
-                failures.append((task, code, last_lines))
-            if (requests or failures) and not told:
-                told = True  # once: see start_task
-                if requests:
-                    write_line(b"launch: the chief saves, and all end; Ctrl-C again kills them")
-                for process in processes.values():
-                    process.terminate()  # of no effect on one that has ended
-            # Who ends as asked, having saved, doesn't hurry those that are still at it. Nobody
-            # outlasts the chief, which has told all of its end.
-            hurries = any(code != INTERRUPTED or not requests for _, code, _ in failures)
-            if hurries or not watchers["chief", 0].is_alive():
-                deadline = min(deadline, time.monotonic() + GRACE)
-            if len(requests) > 1 or time.monotonic() > deadline:
-                break
-    finally:  # whatever happened, nobody is left behind
-        for process in processes.values():
-            if process.poll() is None:  # else its number may be another's by now
-                kill(process)
-    for watcher in watchers.values():
-        watcher.join()
-    return failures
+    def is_left(self):
+        return self.count < self.limit
+
+    def add(self, failed_task, restarted):
+        """Count a restart. Print why it is made and what is restarted."""
+        self.count += 1
+        reason = failed_task.describe_end()
+        print_status(f"{reason}; restart {self.count} of {self.limit} ({restarted})")
 
 
-def is_lost(code):
-    """Returns whether another start helps: else it would fail again."""
-    return code < 0 or code == INTERRUPTED
+class Cluster:
+    """All tasks, from one start until the last task has ended."""
+
+    def __init__(self, task_counts, flags, restarts):
+        # Each start gets new ports: processes that were just killed may not have released theirs.
+        ports = find_free_ports(sum(task_counts.values()))
+        self.addresses = {}
+        for role, count in task_counts.items():
+            self.addresses[role] = [f"127.0.0.1:{ports.pop()}" for _ in range(count)]
+        self.flags = flags
+        self.restarts = restarts
+        self.tasks = []
+        self.ended = []  # tasks to handle, in the order in which they ended
+        self.failures = []
+        self.is_stopping = False
+        self.deadline = math.inf  # time at which the tasks that are still running are killed
+
+    def run(self):
+        """Run all tasks until they end. Return the first task that failed, or None."""
+        try:
+            for role, addresses in self.addresses.items():
+                for index in range(len(addresses)):
+                    self.start_task(role, index)
+            self.wait_for_tasks()
+        finally:  # leave no process behind, also after an exception
+            for task in self.tasks:
+                if task.is_running():  # otherwise its process number may be in use again
+                    task.kill()
+        for task in self.tasks:
+            task.watcher.join()
+        if stop_requests:
+            self.handle_ended_tasks()  # a task that a second Ctrl-C killed is a failure
+        if not self.failures:
+            return None
+        return self.failures[0]
+
+    def start_task(self, role, index):
+        task = Task(role, index, self.addresses, self.flags, self.ended)
+        self.tasks.append(task)
+        task.watcher.start()
+
+    def wait_for_tasks(self):
+        """Handle signals and failures until all tasks have ended or must be killed."""
+        while self.ended or any(task.watcher.is_alive() for task in self.tasks):
+            time.sleep(POLL_SECONDS)
+            self.handle_ended_tasks()
+            if stop_requests or self.failures:
+                self.stop()
+            if self.must_end_soon():
+                self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
+            if time.monotonic() > self.deadline or len(stop_requests) > 1:
+                return
+
+    def handle_ended_tasks(self):
+        """Record the failures among the tasks that have ended."""
+        while self.ended:
+            task = self.ended.pop(0)
+            if task.process.returncode == 0:
+                continue
+            # {% if cookiecutter.distribution == "parameter_server" %}
+            if self.recover(task):
+                continue
+            # {% endif %}
+            self.failures.append(task)
+
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    def recover(self, task):
+        """Restart a lost worker, or continue without it. Return whether the run continues."""
+        if stop_requests or self.failures:  # all tasks stop
+            return False
+        if task.role != "worker" or not task.was_interrupted():
+            return False
+        if self.restarts.is_left():
+            self.restarts.add(task, f"{task.name} only")
+            self.start_task(task.role, task.index)
+            return True
+        if any(other.role == "worker" and other.is_running() for other in self.tasks):
+            print_status(f"{task.describe_end()}; no restarts left; the other workers continue")
+            return True
+        return False
+
+    # {% endif %}
+    def stop(self):
+        """Send SIGTERM to all tasks, once: later calls do nothing."""
+        if self.is_stopping:
+            return
+        self.is_stopping = True
+        if stop_requests:
+            print_status("stopping after a checkpoint; press Ctrl-C again to kill all tasks")
+        for task in self.tasks:
+            task.process.terminate()
+
+    def must_end_soon(self):
+        """Return whether the tasks that are still running get no more time than the grace period.
+
+        A task that stops on request leaves the others the time to save.
+        """
+        # {% if cookiecutter.distribution == "parameter_server" %}
+        chief = self.tasks[0]
+        if not chief.watcher.is_alive():  # the chief asks the other tasks to exit before it ends
+            return True
+        # {% endif %}
+        if not stop_requests:
+            return bool(self.failures)
+        return any(task.process.returncode != INTERRUPTED for task in self.failures)
 
 
-def report(task, code, restarts, args, how=""):
-    """Says how a task has ended, and what follows. Counts the restart."""
-    what = f"launch: {task[0]} {task[1]} {describe(code)}"
-    if len(restarts) == args.max_restarts:
-        write_line(f"{what}; no restart is left".encode())
-        return
-    restarts.append(task)
-    write_line(f"{what}; {how}restart {len(restarts)} of {args.max_restarts}".encode())
-
-
-# {% else %}
-def run_workers(count, flags):
-    """Runs all workers to their ends. Returns the task, exit code and last lines of those that
-    failed, in the order in which they did."""
-    # New ports each time: what was just killed may not have let go of the old ones.
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in find_free_ports(count)]}
-    workers, watchers, failures = [], [], []
-    told, deadline = False, float("inf")
-    try:
-        for index in range(count):
-            task = ("worker", index)
-            workers.append(start_task(task, cluster, flags))
-            watched = (task, workers[-1], collections.deque(maxlen=LAST_LINES), failures)
-            watchers.append(threading.Thread(target=watch, args=watched, daemon=True))
-            watchers[-1].start()
-        while any(watcher.is_alive() for watcher in watchers):
-            time.sleep(0.1)
-            if (requests or failures) and not told:
-                told = True  # once: see start_task
-                if requests:
-                    write_line(b"launch: the workers save and end; Ctrl-C again kills them")
-                for worker in workers:
-                    worker.terminate()  # of no effect on one that has ended
-            # Who ends as asked, having saved, doesn't hurry those that are still at it.
-            if any(code != INTERRUPTED or not requests for _, code, _ in failures):
-                deadline = min(deadline, time.monotonic() + GRACE)
-            if len(requests) > 1 or time.monotonic() > deadline:
-                break
-    finally:  # whatever happened, nobody is left behind
-        for worker in workers:
-            if worker.poll() is None:  # else its number may be another's by now
-                kill(worker)
-    for watcher in watchers:
-        watcher.join()
-    return failures
-
-
-# {% endif %}
-def describe(code):
-    names = {number.value: number.name for number in signal.Signals}
-    signal_name = names.get(-code, f"signal {-code}")
-    return f"ended with exit code {code}" if code > 0 else f"was killed by {signal_name}"
+def check_minimum(flag, value, minimum):
+    """Exit with an error if the value of a flag is too small."""
+    if value < minimum:
+        exit_with_error(f"{flag} {value} is less than {minimum}; use {minimum} or more")
 
 
 def parse_arguments(argv):
-    """Returns this script's arguments, and train.py's."""
+    """Return the arguments of this script and the flags of train.py."""
     # {% if cookiecutter.distribution == "parameter_server" %}
     counts = "--ps N --workers N"
     # {% else %}
@@ -235,64 +305,70 @@ def parse_arguments(argv):
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = refuse  # argparse's own prints the usage first
+    parser.error = exit_with_error  # argparse would print the usage before the error
     # {% if cookiecutter.distribution == "parameter_server" %}
     parser.add_argument("--ps", type=int, required=True, metavar="N", help="1 or more")
     # {% endif %}
     parser.add_argument("--workers", type=int, required=True, metavar="N", help="1 or more")
     parser.add_argument("--max-restarts", type=int, default=3, metavar="N", help="0 or more [3]")
-    end = argv.index("--") if "--" in argv else len(argv)
+    end = len(argv)
+    if "--" in argv:
+        end = argv.index("--")
     args, unknown = parser.parse_known_args(argv[:end])
     if unknown:
-        refuse(f"{' '.join(unknown)}: not known here; what is for train.py comes after --")
+        exit_with_error(f"unknown arguments: {' '.join(unknown)}; put flags of train.py after --")
     # {% if cookiecutter.distribution == "parameter_server" %}
-    if min(args.ps, args.workers) < 1 or args.max_restarts < 0:
-        refuse("--ps and --workers are at least 1, and --max-restarts at least 0")
-    # {% else %}
-    if args.workers < 1 or args.max_restarts < 0:
-        refuse("--workers is at least 1, and --max-restarts at least 0")
+    check_minimum("--ps", args.ps, 1)
     # {% endif %}
-    if not TRAIN.is_file():
-        refuse(f"{TRAIN} is missing; keep the folder of this script beside train.py")
+    check_minimum("--workers", args.workers, 1)
+    check_minimum("--max-restarts", args.max_restarts, 0)
+    if not TRAIN_SCRIPT.is_file():
+        exit_with_error(f"{TRAIN_SCRIPT} does not exist; keep the folder launch/ beside train.py")
     return args, argv[end + 1 :]
 
 
-def main(argv):
-    """Returns the exit code."""
-    args, flags = parse_arguments(argv)
+def handle_signals():
+    """Let signals request a stop, except those that are ignored, as nohup does with SIGHUP."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup ignores SIGHUP
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, request_stop)
+
+
+def report_failure(task):
+    """Print how the task failed, and the last lines of its output."""
+    message = task.describe_end()
+    if task.was_interrupted():
+        message += "; no restarts left"
+    print_status(f"{message}; last lines of {task.name}:")
+    for line in task.last_lines:
+        write_line(line)
+
+
+def main(argv):
+    """Run train.py until it is done, stopped or out of restarts. Return the exit code."""
+    args, flags = parse_arguments(argv)
+    handle_signals()
     # {% if cookiecutter.distribution == "parameter_server" %}
-    restarts = []
-    while failures := run_tasks(args, flags, restarts):
-        if requests:
-            return INTERRUPTED
-        task, code, last_lines = failures[0]
-        if not is_lost(code) or len(restarts) == args.max_restarts:
-            what = f"launch: {task[0]} {task[1]} {describe(code)}"
-            what += ", and no restart is left" if is_lost(code) else ""
-            for line in (f"{what}; its last lines:".encode(), *last_lines):
-                write_line(line)
-            return code if code > 0 else 128 - code
-        report(task, code, restarts, args, "all start again; ")
+    task_counts = {"chief": 1, "ps": args.ps, "worker": args.workers}
     # {% else %}
-    restarts = 0
-    while failures := run_workers(args.workers, flags):
-        if requests:
-            return INTERRUPTED
-        task, code, last_lines = failures[0]
-        what = f"launch: worker {task[1]} {describe(code)}"
-        helps = code < 0 or code == INTERRUPTED  # else it would fail again
-        if not helps or restarts == args.max_restarts:
-            what += ", and no restart is left" if helps else ""
-            for line in (f"{what}; its last lines:".encode(), *last_lines):
-                write_line(line)
-            return code if code > 0 else 128 - code
-        restarts += 1
-        write_line(f"{what}; restart {restarts} of {args.max_restarts}".encode())
+    task_counts = {"worker": args.workers}
     # {% endif %}
-    return 0
+    restarts = Restarts(args.max_restarts)
+    while True:
+        cluster = Cluster(task_counts, flags, restarts)
+        failure = cluster.run()
+        if failure is None:
+            return 0
+        if stop_requests:
+            return INTERRUPTED
+        if not failure.was_interrupted() or not restarts.is_left():
+            report_failure(failure)
+            return failure.compute_exit_code()
+        # {% if cookiecutter.distribution == "parameter_server" %}
+        restarts.add(failure, "all tasks")
+        # {% else %}
+        restarts.add(failure, "all workers")
+        # {% endif %}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""Tables and pictures of what side_by_side.py has measured."""
+
+import itertools
+import statistics
+
+from race import is_limit, is_peer
+
+NORMAL_QUANTILE = 1.96  # of a two-sided interval of 95 %
+SLOWEST_BAR = 0.5  # slower contenders are not drawn
+COLUMNS = (
+    "",
+    "seconds",
+    "batches/s",
+    "by the clock",
+    "by the processor",
+    "peak MiB",
+    "rounds",
+)
+
+
+def compare(ours, theirs):
+    """Return the median of the ratios theirs / ours within a round, and its 95 % interval.
+
+    The interval is made of order statistics, so that it holds for any distribution.
+    """
+    pairs = zip(ours, theirs, strict=False)
+    ratios = sorted(their_seconds / our_seconds for our_seconds, their_seconds in pairs)
+    if not ratios:  # one of the two has failed
+        return ""
+    median = statistics.median(ratios)
+    count = len(ratios)
+    skipped = max(0, int((count - NORMAL_QUANTILE * count**0.5) / 2))
+    low = ratios[skipped]
+    high = ratios[count - 1 - skipped]
+    return f"{median:.2f} ({low:.2f}–{high:.2f})"
+
+
+def print_row(*cells):
+    print("|", *[f"{cell} |".lstrip() for cell in cells], flush=True)
+
+
+def print_table(title, results):
+    """Print the results of a measurement as Markdown, compared with the first contender."""
+    first_name, *_ = results
+    reference = results[first_name]
+    print(f"\n**{title}**, speed ÷ that of {first_name}\n")
+    print_row(*COLUMNS)
+    print("|" + "---|" * len(COLUMNS))
+    for name, result in results.items():
+        if result["clock"]:
+            print_row(name, *format_result(result, reference))
+        else:
+            print_row(name, f"fails: {result['fails']}", *[""] * (len(COLUMNS) - 2))
+
+
+def format_result(result, reference):
+    seconds = statistics.median(result["clock"])
+    batches_per_second = result["batches"] / seconds
+    return [
+        f"{seconds:.2f}",
+        f"{batches_per_second:.4g}",
+        compare(result["clock"], reference["clock"]),
+        compare(result["processor"], reference["processor"]),
+        f"{result['peak']:.0f}",
+        str(len(result["clock"])),
+    ]
+
+
+def find_failures(measurements):
+    """Return the contenders that failed, except those with XLA.
+
+    XLA can't compile a step of several replicas.
+    """
+    failures = []
+    for title, results in measurements.items():
+        for name, result in results.items():
+            has_failed = result["fails"] not in (None, "is slow")
+            if has_failed and "XLA" not in name:
+                failures.append(f"{title}: {name}")
+    return failures
+
+
+def plot(measurements, path):
+    """Draw the speeds of each measurement, compared with the fastest peer."""
+    import matplotlib.pyplot as plt
+
+    rows = -(-len(measurements) // 2)
+    figure, axes = plt.subplots(
+        rows,
+        2,
+        figsize=(11, 2.1 * rows),
+        sharex=True,
+        squeeze=False,
+    )
+    for axis, title in itertools.zip_longest(axes.flat, measurements):
+        if title is None:
+            axis.set_axis_off()
+        else:
+            draw(axis, title, measurements[title])
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+
+
+def draw(axis, title, results):
+    """Draw the medians of the ratios within a round as bars.
+
+    Contenders that failed, skipped rounds or are slow have no bar.
+    """
+    clocks = {name: result["clock"] for name, result in results.items() if not result["fails"]}
+    peers = [name for name in clocks if is_peer(name)]
+    best = min(peers, key=lambda name: statistics.median(clocks[name]))
+    for name, seconds in reversed(clocks.items()):
+        ratios = [b / a for a, b in zip(seconds, clocks[best], strict=False)]
+        speed = statistics.median(ratios)
+        if speed > SLOWEST_BAR:
+            bar = axis.barh(name, speed, color=choose_color(name))
+            axis.bar_label(bar, fmt="%.2f", padding=3)
+    axis.set_title(f"{title}: speed ÷ {best}'s", loc="left", fontsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params("y", labelsize=8)
+    axis.margins(x=0.1)
+
+
+def choose_color(name):
+    if is_limit(name):
+        return "lightgray"
+    return "tab:gray" if is_peer(name) else "tab:orange"

@@ -1,0 +1,43 @@
+def read_tf_config():
+    """Return the addresses of all workers, the chief's first, and set this worker's index."""
+    if os.environ.get("TF_CONFIG") in (None, "", "{}"):
+        os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
+        return ["localhost"]
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    try:
+        # {% if cookiecutter.__size == "complete" %}
+        if resolver.task_type == "evaluator":  # a process beside the cluster
+            config.mode = "continuous_evaluate"
+            return ["localhost"]
+        # {% endif %}
+        cluster = resolver.cluster_spec()
+        own_address = cluster.task_address(resolver.task_type, resolver.task_id)
+        jobs = cluster.as_dict()
+        # {% if cookiecutter.__size == "complete" %}
+        jobs.pop("evaluator", None)
+        # {% endif %}
+        addresses = jobs.pop("chief", []) + jobs.pop("worker", [])
+        if jobs:
+            raise ValueError(f"{', '.join(jobs)} is not chief or worker")
+        config.worker_index = addresses.index(own_address)
+        config.workers = len(addresses)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        # TensorFlow raises these for a TF_CONFIG that is no JSON, or has other keys or types.
+        example = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+        raise WrongInput(f"TF_CONFIG: {error}; use a value such as {example}") from error
+    return addresses
+
+
+def sum_over_workers(numbers):
+    """Return the sum of the int64 numbers of all workers, once each worker has called this."""
+    if config.workers == 1:
+        return numbers
+    tensor = tf.constant(np.int64(numbers))
+    per_replica = strategy.experimental_distribute_values_from_function(lambda _: tensor)
+    total = strategy.reduce("SUM", per_replica, axis=None).numpy()
+    return total * config.workers // config.replicas  # each worker's replicas have the same
+
+
+def barrier():
+    """Wait until all workers have called this."""
+    sum_over_workers(0)

@@ -1,0 +1,64 @@
+def explain_error(error):
+    """Return the exception that says why the run ends. A bug is returned as it is."""
+    text = str(error)
+    if hasattr(error, "exit_code"):
+        return error
+    if "No space left on device" in text:
+        folder = run_path().resolve() if run_path().exists() else state.scratch
+        return RunFailed(
+            f"the disk of {folder} is full; make room and start the same command again"
+        )
+    if config.jit_compile and "XLA" in text:
+        operations = sorted(set(re.findall(r"(\w+) \(No registered", text))) or ["this step"]
+        return WrongInput(
+            f"--jit-compile: XLA can't compile {', '.join(operations)}; use --no-jit-compile"
+        )
+    lost_workers = find_lost_workers(error)
+    if lost_workers:
+        return RunInterrupted(f"{lost_workers} failed; start all workers again")
+    if re.search("gRPC server|local server", text):
+        return WrongInput(
+            "TF_CONFIG: TensorFlow can't listen at this worker's address; use a free port"
+        )
+    if is_in_run_dir(error):
+        return WrongInput(f"--run-dir {config.run_dir}: {text}; use another folder")
+    return error
+
+
+def find_lost_workers(error):
+    """Return which other workers have failed, if TensorFlow raised an error for that reason, or "".
+
+    Its text names workers as /job:worker/task:1 or /job:worker/replica:0/task:1.
+    """
+    text = str(error)
+    is_lost = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
+    if config.workers == 1 or not (is_lost or "coordination" in text.lower()):
+        return ""
+    tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", text))
+    own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    tasks.discard((own.task_type, str(own.task_id)))
+    return " and ".join(f"{job} {index}" for job, index in sorted(tasks)) or "another worker"
+
+
+def get_first_line(error):
+    """Return the first line of an exception's text, or its type if it has no text."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def is_in_run_dir(error):
+    """Return whether an exception is about a file of the run, and not of a hook."""
+    if not isinstance(error, OSError) or run_path() == Path():
+        return False
+    return Path(str(error.filename)).is_relative_to(run_path())
+
+
+def report_error(error):
+    """Print why the run ends, or the traceback of a bug. Return the exit code."""
+    if not hasattr(error, "exit_code"):
+        sys.excepthook(type(error), error, error.__traceback__)
+        return RunFailed.exit_code
+    if isinstance(error, RunFinished):
+        print_status(str(error))
+    else:
+        print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,61 @@
+def read_weights(path):
+    """Return the (name, value) of all weights in a run, a checkpoint or a .keras file.
+
+    Of a run, these are the weights of its best checkpoint.
+    """
+    folder = Path(path, "checkpoints")
+    if Path(path, "model.keras").exists():  # an export
+        path = f"{path}/model.keras"
+    try:
+        if path.endswith(".keras"):
+            variables = keras.saving.load_model(path, compile=False).variables
+            return [(variable.path, variable.numpy()) for variable in variables]
+        newest = tf.train.latest_checkpoint(folder / "best")
+        newest = newest or tf.train.latest_checkpoint(folder / "last")
+        checkpoint = read_checkpoint(newest or path)
+        names = enumerate(checkpoint["names"])
+        return [(name.decode(), checkpoint[f"model/{position}"]) for position, name in names]
+    except Exception as error:
+        # OSError, ValueError, KeyError and others, by what is missing or corrupt.
+        raise WrongInput(
+            f"--init-checkpoint {path} is no run, checkpoint or .keras file "
+            f"({get_first_line(error)}); use one"
+        ) from error
+
+
+def load_initial_weights(path):
+    """Load the weights whose name and shape agree with those of the model, and list them."""
+    weights = [weight for each in tf.nest.flatten(model) for weight in each.weights]
+    outer = f"{tf.nest.flatten(model)[0].name}/"  # Keras leaves it out when it loads a Sequential
+    pairs = run_on_chief(read_weights, path)
+    loaded = 0
+    for weight in weights:
+        key = (weight.path.removeprefix(outer), tuple(weight.shape))
+        keys = [(name.removeprefix(outer), value.shape) for name, value in pairs]
+        if key not in keys:
+            print_status(f"  not loaded, its name or shape is new: {weight.path}")
+            continue
+        _, value = pairs.pop(keys.index(key))  # two layers may have one name
+        with strategy.scope():
+            weight.assign(value)
+        loaded += 1
+        print_status(f"  loaded: {weight.path}")
+    if not loaded:
+        raise WrongInput(
+            f"--init-checkpoint {path} has no weight with the name and shape of one in the model, "
+            f"such as {weights[0].path}; use another file"
+        )
+    print_status(f"{path}: loaded {loaded} of {len(weights)} weights")
+
+
+def read_initial_adapted():
+    """Return what `adapt` returned in the run of --init-checkpoint, or None.
+
+    The weights may belong to a vocabulary.
+    """
+    if config.init_checkpoint:
+        path = Path(config.init_checkpoint)
+        for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
+            if (folder / "adapted.json").exists():
+                return json.loads((folder / "adapted.json").read_text("utf-8"))
+    return None

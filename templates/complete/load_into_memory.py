@@ -1,0 +1,25 @@
+def load_into_memory(dataset, split):
+    """Return all examples of a dataset, stacked in variables, and their number.
+
+    With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
+    a run resumes at any step at once. `batch(size)` would hold all examples twice, and so would
+    tensors, of which each iterator makes a copy.
+    """
+    size = int(dataset.cardinality())
+    if size <= 0:
+        raise WrongInput(
+            f"create_datasets: the {split} split is empty or of unknown size; "
+            "use Dataset.assert_cardinality"
+        )
+
+    def create_stack(piece):
+        return tf.Variable(tf.zeros([size, *piece.shape[1:]], piece.dtype))
+
+    stacks = None
+    with tf.device("CPU:0"):
+        for index, piece in dataset.enumerate().batch(128):
+            if stacks is None:
+                stacks = tf.nest.map_structure(create_stack, piece)
+            for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):
+                stack.scatter_update(tf.IndexedSlices(part, index))
+    return stacks, size

@@ -1,0 +1,143 @@
+# Settings that a run keeps.
+FIXED_SETTINGS = (
+    "seed",
+    "global_batch_size",
+    "learning_rate",
+    "train_examples",
+    "schedule",
+    "clip_norm",
+    "ema_momentum",
+    "warmup_steps",
+    "precision",
+    "init_checkpoint",
+)
+
+
+def read_log(folder=None):
+    """Return the lines of metrics.jsonl, except corrupt ones. A kill may corrupt the last one."""
+    path = (folder or run_path()) / "metrics.jsonl"
+    if not path.exists():
+        return []
+    texts = path.read_text("utf-8", errors="replace").splitlines()
+    lines = []
+    for number, text in enumerate(texts, start=1):
+        line = None
+        with contextlib.suppress(ValueError, RecursionError):
+            line = json.loads(text)
+        if is_valid_log_line(line):
+            lines.append(line)
+        elif number < len(texts):
+            print_status(f"{path}: line {number} is corrupt and left out")
+    return lines
+
+
+def find_run():
+    """Return the checkpoint to resume from or to evaluate, or None.
+
+    Raise WrongInput if hooks or flags would change the results of a run under way.
+    """
+    if config.mode == "continuous_evaluate":
+        return None
+    if config.mode == "evaluate":
+        return run_on_chief(find_checkpoint, config.export)
+    checkpoint = run_on_chief(find_checkpoint, "last")
+    if checkpoint:
+        run_on_chief(check_run)
+    return checkpoint
+
+
+def check_run():
+    """Raise WrongInput if hooks or settings have changed, or RunFinished at the end of the run."""
+    check_edits()
+    before = read_file("config.json", json.loads)
+    now = describe_run()
+    names = list(FIXED_SETTINGS)
+    if config.schedule != "constant":
+        names.append("epochs")  # the schedule ends with the last one
+    for name in names:
+        if before.get(name) != now.get(name):
+            raise WrongInput(
+                f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
+                f"{now.get(name)}; use the same, or another --run-dir"
+            )
+    lines = read_log()
+    if lines:
+        check_end(lines[-1], before)
+
+
+def check_end(last_line, before):
+    """Raise RunFinished if the run is finished, or WrongInput if it is past --epochs."""
+    if last_line["step"] > config.last_step:
+        raise WrongInput(
+            f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
+        )
+    # --patience may have ended the run before its last step.
+    was_ended = before.get("epochs") == config.epochs and before.get("patience") == config.patience
+    is_at_end = last_line["step"] == config.last_step or was_ended
+    is_exported = before.get("export", "best") == config.export and run_path("export").exists()
+    if is_at_end and is_exported and last_line["split"] == "test":
+        raise RunFinished(
+            f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
+            "more --epochs would continue it"
+        )
+
+
+def check_edits():
+    """Raise WrongInput if sections 3 and 4 differ from the run's copy of train.py."""
+    record = run_path("train.py")
+    before = read_definitions(record)
+    now = read_definitions(Path(__file__))
+    edits = [name for name in now | before if now.get(name) != before.get(name)]
+    if before and edits:  # without a copy, or with a corrupt one, there is nothing to compare
+        raise WrongInput(
+            f"train.py was edited since the run in {config.run_dir} began: {', '.join(edits)}; "
+            f"undo it, use another --run-dir, or rename {record} to resume all the same"
+        )
+
+
+def read_definitions(path):
+    """Return the code of each definition in sections 3 and 4 of a script, by name.
+
+    Comments and docstrings are left out. Return nothing if the script can't be parsed.
+    """
+    definitions = {}
+    with contextlib.suppress(AttributeError, FileNotFoundError, SyntaxError, ValueError):
+        text = path.read_text("utf-8", errors="replace")
+        sections = re.search(r"\n# 3\. .*\n# 5\. ", text, re.DOTALL).group()
+        for statement in ast.parse(sections).body:
+            if isinstance(statement, ast.FunctionDef) and ast.get_docstring(statement):
+                del statement.body[0]
+            code = ast.unparse(statement)
+            definitions[getattr(statement, "name", code)] = code
+    return definitions
+
+
+def load_adapted(train_set, is_resumed):
+    """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
+    adapted.update(run_on_chief(read_or_adapt, train_set, is_resumed))
+
+
+def read_or_adapt(train_set, is_resumed):
+    """Return the content of adapted.json, or at the start of a run what it will be."""
+    is_begun = is_resumed or config.mode != "train"
+    if is_begun and run_path("adapted.json").exists():  # continuous evaluation may start before it
+        return read_file("adapted.json", json.loads)
+    result = read_initial_adapted() or adapt(tf.data.Dataset.from_tensor_slices(train_set[0]))
+    return json.loads(json.dumps(result))  # as a resumed run reads it
+
+
+def initialize_run_dir():
+    """Write the files with which a run starts or resumes."""
+    run_on_chief(write_run_files)
+
+
+def write_run_files():
+    kept = [json.dumps(line) + "\n" for line in read_log() if is_kept_on_resume(line, state.step)]
+    write_file("metrics.jsonl", "".join(kept))
+    write_file("config.json", json.dumps(describe_run()))
+    write_file("adapted.json", json.dumps(adapted))
+    script = Path(__file__).read_text("utf-8")
+    record = run_path("train.py")
+    if record.exists() and record.read_text("utf-8", errors="replace") != script:
+        record.rename(run_path(f"train.until-step-{state.step}.py"))
+    write_file("train.py", script)

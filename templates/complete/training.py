@@ -1,0 +1,157 @@
+def train_epochs(train_set, validation_set):
+    """Train to the last step, in loops of nearly equal length."""
+    iterator, _ = train_set
+    if state.step > 0 and is_end_of_epoch():
+        finish_epoch(validation_set, {})  # resumed there
+    while state.step < config.last_step and not state.is_stopped:
+        first_step = state.step
+        last_step = end_of_next_loop(first_step)
+        set_profiling(is_profiled(first_step, last_step))
+        trained = train(iterator, last_step - first_step)
+        state.step = last_step
+        if not (math.isfinite(trained["loss"]) and take_snapshot()):
+            recover(first_step)
+            continue
+        log("train", trained)
+        print_progress(trained)
+        if is_end_of_epoch():
+            finish_epoch(validation_set, trained)
+        elif is_checkpoint_due(first_step):
+            save()
+    set_profiling(False)
+    wait_for_write()
+
+
+def is_profiled(first_step, last_step):
+    """Return whether a loop contains steps of --profile."""
+    first_profiled, last_profiled = parse_profile(config.profile)
+    return first_step < last_profiled and first_profiled <= last_step
+
+
+def set_profiling(is_wanted):
+    """Start or stop the profiler, unless it is as wanted."""
+    if is_wanted and not state.is_profiling:
+        tf.profiler.experimental.start(str(run_path("tensorboard", "train")))
+    if state.is_profiling and not is_wanted:
+        tf.profiler.experimental.stop()
+    state.is_profiling = is_wanted
+
+
+def recover(first_step):
+    """Go back to the start of a loop whose loss is not finite, and continue with other batches.
+
+    Raise RunFailed if --recover-from-nan doesn't allow it.
+    """
+    problem = f"the loss or a weight is not finite between steps {first_step} and {state.step}"
+    if state.recoveries >= config.recover_from_nan:
+        raise RunFailed(
+            f"{problem}, which are not saved; try a --learning-rate below "
+            f"{config.learning_rate:g}, --clip-norm or --precision float32"
+        )
+    state.skipped += state.step - first_step
+    state.recoveries += 1
+    state.step = first_step
+    values = {"path": "the snapshot"}
+    for kind in get_variables():
+        for position, value in enumerate(state.snapshot[kind]):
+            values[f"{kind}/{position}"] = value.numpy()
+    # The random states of the other workers are not those of replica 0.
+    restore(broadcast(values))
+    print_status(
+        f"{problem}; recovery {state.recoveries} of {config.recover_from_nan}: "
+        f"back at step {first_step}, with other batches"
+    )
+
+
+def finish_epoch(validation_set, trained):
+    """Validate, save and log at the end of an epoch. Stop the run if --patience is over."""
+    swap_ema_weights()
+    validated = validate(*validation_set)
+    best = {"step": state.snapshot["step"], "names": state.snapshot["names"]}
+    best["model"] = copy_variables()[0]["model"]
+    swap_ema_weights()
+    if not math.isfinite(validated["loss"]):
+        raise RunFailed(f"the validation loss is not finite at step {state.step}, not saved")
+    is_best = validated["loss"] < state.best_loss
+    # "last" has the best loss of before this validation, which a resumed run repeats.
+    save(best if is_best else None)
+    if is_best:
+        state.best_loss = validated["loss"]
+        state.best_step = state.step
+    log("validation", validated)
+    print_epoch(validated, trained, is_best)
+    epochs_waited = (state.step - state.best_step) // config.steps_per_epoch
+    if config.patience and epochs_waited >= config.patience and state.step < config.last_step:
+        state.is_stopped = True
+        best_epoch = state.best_step // config.steps_per_epoch
+        print_status(f"stopped: no validation loss since epoch {best_epoch} was lower")
+
+
+# {% include "print_epoch.py" %}
+
+
+def test_best_checkpoint(test_set):
+    """Test the best checkpoint, or the last with --export last, and log the result."""
+    checkpoint = run_on_chief(find_checkpoint, config.export)
+    tested = test_checkpoint(checkpoint, test_set)
+    if config.worker_index == 0:  # with an earlier export, the run would seem finished
+        shutil.rmtree(run_path("export"), ignore_errors=True)
+    log("test", tested)
+
+
+def test_checkpoint(checkpoint, test_set):
+    """Restore a checkpoint of the kind --export, and test it with the EMA, if there is one."""
+    if config.export == "best":  # has the EMA as its weights, and no optimizer
+        restore(checkpoint, ["model"])
+    else:
+        restore(checkpoint)
+        swap_ema_weights()
+    tested = test(*test_set)
+    print_status(f"test {format_metrics(tested)}  of {checkpoint['path']}")
+    return tested
+
+
+def evaluate(checkpoint, validation_set, test_set):
+    """Test a checkpoint, or validate each new one, without writing to the run."""
+    if config.mode == "continuous_evaluate":
+        evaluate_continuously(validation_set)
+    else:
+        test_checkpoint(checkpoint, test_set)
+
+
+def evaluate_continuously(validation_set):
+    """Validate each new checkpoint of a run, until it is finished or --timeout has passed."""
+    trained_dir = run_path()
+    config.run_dir = str(run_path("evaluator"))
+    state.step = max((line["step"] for line in read_log()), default=0)
+    waiting_since = time.monotonic()
+    while True:
+        lines = read_log(trained_dir)
+        checkpoint = find_new_checkpoint(trained_dir)
+        if checkpoint:
+            restore(checkpoint)
+            swap_ema_weights()
+            state.step = int(checkpoint["step"])
+            validated = validate(*validation_set)
+            log("validation", validated)
+            print_status(f"validation {format_metrics(validated)}  of {checkpoint['path']}")
+            waiting_since = time.monotonic()
+        elif lines and lines[-1]["split"] == "test":
+            return
+        elif config.timeout and time.monotonic() - waiting_since > config.timeout:
+            print_status(f"no new checkpoint in {trained_dir} for {config.timeout:g} seconds")
+            return
+        time.sleep(0.5)
+
+
+def find_new_checkpoint(trained_dir):
+    """Return the newest checkpoint of a run if it is later than `state.step`, or None."""
+    paths = trained_dir.glob("checkpoints/last/ckpt-[0-9]*.index")
+    newest = max(paths, key=get_step, default=None)
+    if not newest or get_step(newest) <= state.step:
+        return None
+    try:
+        return read_checkpoint(newest.with_suffix(""))
+    except Exception:
+        # IndexError, OpError and others, if the files are being written or were replaced.
+        return None

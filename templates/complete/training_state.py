@@ -1,0 +1,45 @@
+def create_training_state(datasets, checkpoint):
+    """Create the loss, the metrics, the model and the optimizer."""
+    global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
+    global gradient_norm, GLOBAL_BATCH_SIZE
+    GLOBAL_BATCH_SIZE = config.global_batch_size // config.accumulation_steps
+    is_new_run = config.mode == "train" and not checkpoint
+    keras.utils.clear_session()  # layer names are numbered from 1
+    keras.utils.set_random_seed(config.seed)
+    keras.config.set_dtype_policy(config.precision)
+    loss_object = create_loss_objects(strategy)
+    train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
+    model, optimizer = create_model_and_optimizer(strategy)
+    check_batch_normalization()
+    if is_new_run and config.init_checkpoint:
+        load_initial_weights(config.init_checkpoint)
+    if is_new_run and config.worker_index == 0:
+        # Report now what can't be exported at the end of the run.
+        export(Path(state.scratch, "export"), datasets["test"])
+    with strategy.scope():
+        optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
+        for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
+            # In a traced step it would be too late to create variables (keras#23085).
+            its_optimizer.build(each.trainable_variables)
+        gradient_norm = keras.metrics.Mean(name="gradient_norm")
+    wrap_compute_gradients()
+
+
+def configure_optimizer(each):
+    """Return an optimizer with the schedule, the EMA and the loss scale that the flags ask for."""
+    if config.schedule != "constant" or config.warmup_steps != 0:
+        each.learning_rate = Schedule(float(each.learning_rate.numpy()))
+    each.use_ema = config.ema_momentum is not None
+    each.ema_momentum = config.ema_momentum
+    if config.precision == "mixed_float16":
+        return keras.optimizers.LossScaleOptimizer(each)
+    return each
+
+
+def wrap_compute_gradients():
+    """Compile `compute_gradients`, and accumulate over parts of a batch, if flags ask for it."""
+    global compute_gradients
+    if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs
+        compute_gradients = tf.function(compute_gradients, jit_compile=True)
+    if config.accumulation_steps > 1:
+        compute_gradients = accumulate(compute_gradients)

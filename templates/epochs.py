@@ -1,0 +1,22 @@
+def end_of_next_loop(step):
+    """Return the step at which the loop that begins at a step ends.
+
+    The loops of an epoch have nearly equal lengths, up to the smaller of --steps-per-loop and
+    --checkpoint-every-steps.
+    """
+    longest = min(config.steps_per_loop, config.checkpoint_every_steps)
+    loops_per_epoch = math.ceil(config.steps_per_epoch / longest)
+    step_in_epoch = step % config.steps_per_epoch
+    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops_per_epoch / config.steps_per_epoch)
+    end_in_epoch = loop_in_epoch * config.steps_per_epoch // loops_per_epoch
+    return step - step_in_epoch + end_in_epoch
+
+
+def is_end_of_epoch():
+    return state.step % config.steps_per_epoch == 0
+
+
+def is_checkpoint_due(first_step):
+    """Return whether the loop from `first_step` passed a multiple of --checkpoint-every-steps."""
+    every = config.checkpoint_every_steps
+    return state.step // every > first_step // every

@@ -1,0 +1,22 @@
+class WrongInput(Exception):
+    """A flag, a file or an environment variable can't be used."""
+
+    exit_code, label = 2, "error"
+
+
+class RunFailed(Exception):
+    """The run can't continue, and would fail again."""
+
+    exit_code, label = 1, "stopped"
+
+
+class RunInterrupted(Exception):
+    """The run was interrupted or a worker failed: the same command resumes it."""
+
+    exit_code, label = 143, "stopped"
+
+
+class RunFinished(Exception):
+    """There is nothing left to do."""
+
+    exit_code, label = 0, "finished"

@@ -1,0 +1,140 @@
+# {% set is_synchronous = cookiecutter.__size != "parameter_server" %}
+# {% set is_complete = cookiecutter.__size == "complete" %}
+strategy: tf.distribute.Strategy
+model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
+optimizer: keras.optimizers.Optimizer
+loss_object: keras.losses.Loss
+train_metrics: list[keras.metrics.Metric]
+validation_metrics: list[keras.metrics.Metric]
+test_metrics: list[keras.metrics.Metric]
+# {% if is_complete %}
+gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
+# {% endif %}
+
+# {% if is_complete %}
+# The number of examples that `compute_loss` divides by: those of a step on all replicas, or of one
+# of its --accumulation-steps.
+# {% else %}
+# The number of examples that `compute_loss` divides by: those of a step on all replicas.
+# {% endif %}
+GLOBAL_BATCH_SIZE: int
+
+adapted: dict = {}  # what the hook `adapt` returned
+
+
+def flag(default, help_text, **options):
+    """Return a field of `Config` that is a flag, with options of ArgumentParser.add_argument.
+
+    A number is positive, unless its `type` says otherwise.
+    """
+    if type(default) in (int, float):
+        options.setdefault("type", bounded(type(default)))
+    metadata = {"help": f"{help_text} [%(default)s]", **options}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def bounded(kind, above=0, below=2**31):
+    """Return a function that parses the number of a flag, and checks its bounds."""
+
+    def number(text):  # argparse prints this name
+        value = kind(text)
+        if not above < value < below:
+            raise argparse.ArgumentTypeError(f"{text} is not above {above} and below {below}")
+        return value
+
+    return number
+
+
+@dataclasses.dataclass
+class Config:
+    """The settings of a run. A field with a help text is a flag: --run-dir is `run_dir`."""
+
+    # {% filter indent(4, true) %}
+    # {% include "tasks/" ~ cookiecutter.task ~ "/defaults.py" %}
+    # {% endfilter %}
+    # {% if is_complete %}
+    mode: str = flag(
+        "train",
+        "train, test a checkpoint, or validate each new one",
+        choices=["train", "evaluate", "continuous_evaluate"],
+    )
+    # {% else %}
+    mode: str = flag("train", "train, or test the best checkpoint", choices=["train", "evaluate"])
+    # {% endif %}
+    run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
+    # {% if is_synchronous %}
+    strategy: str = flag(
+        "auto",
+        "distribution strategy",
+        choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"],
+    )
+    replicas: int | None = flag(
+        None, "train on as many logical CPU devices", type=bounded(int, below=101)
+    )
+    # {% endif %}
+    steps_per_loop: int = flag(100, "most steps between log lines")
+    checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
+    seed: int = flag(
+        0, "seed of weights, data order, augmentation and dropout", type=bounded(int, above=-1)
+    )
+    # {% if is_synchronous %}
+    deterministic: bool = flag(
+        False,
+        "bit-identical results on GPUs too, at lower speed",
+        action=argparse.BooleanOptionalAction,
+    )
+    # {% endif %}
+    # {% if is_complete %}
+    precision: str = flag(
+        "float32",
+        "dtype policy of the layers",
+        choices=["float32", "mixed_bfloat16", "mixed_float16"],
+    )
+    jit_compile: bool = flag(
+        False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
+    )
+    accumulation_steps: int = flag(1, "parts in which a replica processes its batch")
+    clip_norm: float | None = flag(
+        None, "largest norm of the global batch's gradients", type=bounded(float)
+    )
+    ema_momentum: float | None = flag(
+        None,
+        "evaluate and export the exponential moving average (EMA) of the weights",
+        type=bounded(float, below=1),
+    )
+    patience: int | None = flag(
+        None, "stop after as many epochs without a lower validation loss", type=bounded(int)
+    )
+    recover_from_nan: int = flag(
+        0,
+        "how often to repeat a loop whose loss is not finite, with other batches",
+        type=bounded(int, above=-1),
+    )
+    export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
+    init_checkpoint: str | None = flag(
+        None, "run, checkpoint or .keras file with initial weights", metavar="PATH"
+    )
+    timeout: float | None = flag(
+        None, "seconds to wait for other workers, or for a checkpoint", type=bounded(float)
+    )
+    profile: str | None = flag(None, "steps to profile, rounded to loops", metavar="FIRST,LAST")
+    # {% endif %}
+
+    # Set at startup:
+    # {% if is_synchronous %}
+    worker_index: int = 0  # the chief is worker 0; only the chief writes files
+    device_kind: str = "CPU"  # or "GPU" or "TPU"
+    # {% endif %}
+    workers: int = 1
+    # {% if not is_synchronous %}
+    servers: int = 0  # 0 without a cluster
+    # {% endif %}
+    train_examples: int = 0
+    steps_per_epoch: int = 1
+
+    @property
+    def last_step(self):
+        return self.epochs * self.steps_per_epoch
+
+
+config = Config()

@@ -1,0 +1,18 @@
+def compute_losses(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """Return the loss of each example, [batch]. `labels` is None if `preprocess` returns none."""
+    # TODO(you): with several losses or outputs, return a weighted sum.
+    return loss_object(labels, predictions)
+
+
+def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor) -> tf.Tensor:
+    """Return one replica's share of the training loss, [].
+
+    The shares of all replicas add up to the mean over the global batch plus the regularization
+    losses. `sample_weight`, [batch] float32, is 1 for each example unless `preprocess` returns it.
+    """
+    losses = compute_losses(labels, predictions)
+    loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
+    regularization = [x for each in tf.nest.flatten(model) for x in each.losses]
+    if regularization:
+        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
+    return loss

@@ -1,0 +1,154 @@
+START_SECONDS = 3600  # for the chief to start after workers and servers
+POLL_SECONDS = 0.3
+# Two calls of the coordinator would race for the error that they raise.
+coordinator_lock = threading.Lock()
+
+
+def read_tf_config():
+    """Return TF_CONFIG's cluster as {job: addresses}, and the job and the index of this task.
+
+    Without TF_CONFIG, the cluster is empty and this process is the chief. An evaluator is beside
+    the cluster.
+    """
+    if os.environ.get("TF_CONFIG", "") in ("", "{}"):  # TensorFlow can't read an empty string
+        return {}, "chief", 0
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    try:
+        spec = resolver.cluster_spec()
+        job = resolver.task_type
+        index = resolver.task_id
+        cluster = spec.as_dict()
+        cluster.pop("evaluator", None)
+        check_cluster(cluster)
+        if job == "evaluator":
+            return {}, job, index
+        spec.task_address(job, index)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        # TensorFlow raises these for a TF_CONFIG that is no JSON, or has other keys or types.
+        example = (
+            '{"cluster": {"chief": ["a:22"], "worker": ["b:22", "c:22"], "ps": ["d:22"]}, '
+            '"task": {"type": "worker", "index": 0}}'
+        )
+        raise WrongInput(f"TF_CONFIG: {error}; use a value such as {example}") from error
+    return cluster, job, index
+
+
+def check_cluster(cluster):
+    """Raise ValueError if a job is missing or unknown, or an address has no host or port."""
+    has_all_jobs = cluster.keys() == {"chief", "ps", "worker"} and all(cluster.values())
+    if not has_all_jobs or len(cluster["chief"]) > 1:
+        raise ValueError(f"{cluster} has not one chief, and one or more ps and worker")
+    for addresses in cluster.values():
+        for address in addresses:
+            if not urlsplit(f"//{address}").port:
+                raise ValueError(f"{address} is not host:port")
+
+
+def get_finished_file(job, index):
+    """Return the path of the file by which the chief tells a task that the run is finished."""
+    return run_path(f"finished-{job}-{index}")
+
+
+# {% include ["tasks/" ~ cookiecutter.task ~ "/import_operations.py", "parameter_server/import_operations.py"] %}
+
+
+def serve(cluster, job, index):
+    """Run TensorFlow's server, which computes steps (worker) or holds variables (ps).
+
+    Raise RunFinished when the chief has finished, and RunInterrupted if it is lost.
+    """
+    finished_file = get_finished_file(job, index)
+    finished_file.unlink(missing_ok=True)
+    if job == "ps":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # it would take the memory of a worker's GPU
+    import_operations()
+    address = cluster[job][index]
+    try:
+        server = tf.distribute.Server(cluster, job, index, "grpc")
+    except tf.errors.OpError as error:
+        raise WrongInput(
+            f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
+        ) from error
+    on_signals(start_grace_period)  # the chief may still need this task to save
+    print_status(f"{job} {index} serves at {address}")
+    wait_for_chief(cluster["chief"][0], finished_file)
+    finished_file.unlink(missing_ok=True)
+    del server  # it serves while it is referenced
+    raise RunFinished(f"{job} {index}")
+
+
+def wait_for_chief(address, finished_file):
+    """Return when the chief has finished. Raise RunInterrupted if it is lost."""
+    chief = urlsplit(f"//{address}")
+    patience = START_SECONDS
+    last_contact = time.monotonic()
+    while not finished_file.exists():
+        try:
+            socket.create_connection((chief.hostname, chief.port), timeout=5).close()
+            patience = GRACE_SECONDS
+            last_contact = time.monotonic()
+        except OSError as error:
+            # A machine refuses if its process has ended. Otherwise, the network may be slow.
+            is_refused = isinstance(error, ConnectionRefusedError)
+            has_ended = is_refused and patience == GRACE_SECONDS
+            silence = time.monotonic() - last_contact
+            is_lost = signals or has_ended or silence > patience
+            if is_lost and not finished_file.exists():
+                raise RunInterrupted(f"no chief at {address}; start all tasks again") from error
+        time.sleep(POLL_SECONDS)
+
+
+def watch_connections():
+    """Make Linux close connections to machines that are silent for GRACE_SECONDS, for ever.
+
+    TensorFlow sets no limit, so steps would wait for the 15 minutes of Linux's own limit.
+    """
+    while True:
+        for path in Path("/proc/self/fd").glob("*"):  # new connections too
+            with contextlib.suppress(OSError):  # closed meanwhile, or not of TCP
+                if path.is_socket():
+                    limit_silence(int(path.name))
+        time.sleep(1)
+
+
+def limit_silence(descriptor):
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GRACE_SECONDS)
+
+
+def dismiss_tasks():
+    """Tell workers and servers that the run is finished. Tasks that are lost don't answer."""
+    pool = concurrent.futures.ThreadPoolExecutor(config.workers + config.servers)
+    answers = [pool.submit(dismiss, "worker", index) for index in range(config.workers)]
+    answers += [pool.submit(dismiss, "ps", index) for index in range(config.servers)]
+    concurrent.futures.wait(answers, timeout=GRACE_SECONDS / 4)
+
+
+def dismiss(job, index):
+    """Have a task write its file, which may be on its own disk."""
+    with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
+        tf.io.write_file(str(get_finished_file(job, index)), "")
+
+
+def schedule(distributed_step, arguments):
+    """Give a step to the next free worker. Without a cluster, take it here."""
+    if not coordinator:
+        return distributed_step(*arguments)
+    with coordinator_lock:
+        return coordinator.schedule(distributed_step, arguments)
+
+
+def fetch_result(result):
+    """Return what a step returns, [n] float64, when a worker has taken it."""
+    if not coordinator:
+        return result.numpy()
+    while True:
+        try:
+            return result.fetch()
+        except tf.errors.OpError:  # its worker is lost; another one repeats the step
+            with coordinator_lock:
+                coordinator.done()  # raises other errors
+            time.sleep(POLL_SECONDS)

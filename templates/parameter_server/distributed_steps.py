@@ -1,0 +1,62 @@
+# By the id of a metric's variable: what the step that is being traced adds to it.
+metric_counts: dict[int, tf.Tensor] = {}
+
+
+def get_count(variable):
+    """Return what the step has added to a metric's variable so far."""
+    return metric_counts.get(id(variable), tf.zeros(variable.shape, variable.dtype))
+
+
+def redirect_updates(metric):
+    """Make the updates of a metric add to `metric_counts` instead of its variables.
+
+    If two workers added to a variable at the same time, one of the sums would be lost, and a step
+    that is repeated after a worker failure would be counted twice.
+    """
+    update_state = metric.update_state
+
+    def update_counts(*args, **kwargs):
+        start = [(variable, get_count(variable)) for variable in metric.variables]
+        with keras.StatelessScope(start) as scope:
+            update_state(*args, **kwargs)
+        for variable in metric.variables:
+            metric_counts[id(variable)] = scope.get_current_value(variable)
+
+    metric.update_state = update_counts
+
+
+def run_step(step_function, metrics, iterator, places, epoch=0, training=False):
+    """Run a step on a worker. Return the sums of losses and weights, and the metrics' counts.
+
+    The result is one tensor, [n] float64: each tensor would take a message to the chief.
+    """
+    metric_counts.clear()
+    batch = create_batch(*next(iterator), training, epoch, places)
+    tensors = [strategy.run(step_function, args=(batch,))]
+    for metric in metrics:
+        tensors += [get_count(variable) for variable in metric.variables]
+    flat = [tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors]
+    return tf.concat(flat, axis=0)
+
+
+@tf.function
+def distributed_train_step(iterator, step, places):
+    """Run a training step on the worker that is free first.
+
+    `iterator` is the worker's, `step` is [] int32, and `places` are those of `create_batch`.
+    """
+    for each in tf.nest.flatten(optimizer):
+        # The chief counts: workers that increment a variable at the same time lose increments.
+        each.iterations.assign(step)
+    epoch = step // config.steps_per_epoch
+    return run_step(train_step, train_metrics, iterator, places, epoch, training=True)
+
+
+@tf.function
+def distributed_validation_step(iterator, step, places):
+    return run_step(validation_step, validation_metrics, iterator, places)
+
+
+@tf.function
+def distributed_test_step(iterator, step, places):
+    return run_step(test_step, test_metrics, iterator, places)

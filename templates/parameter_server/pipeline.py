@@ -1,0 +1,32 @@
+def create_input(examples, size, training, first_step=0):
+    """Return a function from a step to the arguments of its function, and the steps of an epoch.
+
+    Each worker gets all examples once, when it connects. For each step, the chief sends the places
+    of its batch: they are the same for any worker, also when a step is repeated. `first_step` has
+    no effect, since the function takes any step.
+    """
+    steps = config.steps_per_epoch if training else math.ceil(size / config.global_batch_size)
+
+    def create_dataset():
+        """Return all examples as one element, again and again, which makes no copy."""
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, examples)
+        return tf.data.Dataset.from_tensors((tensors, size)).repeat()
+
+    if coordinator:
+        iterator = iter(coordinator.create_per_worker_dataset(create_dataset))
+    else:
+        iterator = iter(create_dataset())
+
+    @functools.lru_cache(maxsize=1)
+    def list_places(epoch):
+        """Return the places of each step of an epoch, [steps, batch, 2] int32."""
+        return tf.reshape(order_epoch(epoch, size, training, steps), [steps, -1, 2])
+
+    def get_arguments(step):
+        epoch, step_in_epoch = divmod(step, steps)
+        return iterator, tf.constant(step), list_places(epoch)[step_in_epoch]
+
+    return get_arguments, steps
+
+
+# {% include "create_batch.py" %}

@@ -1,0 +1,23 @@
+# {% include "training.py" %}
+
+
+def wait_for_first_checkpoint():
+    """Wait until the run of the evaluator has a checkpoint, and so all files that it reads."""
+    exit_on_signals()
+    print_status(f"waiting for checkpoints of {config.run_dir}")
+    while not find_checkpoint("last"):
+        time.sleep(1)
+
+
+def evaluate_continuously(validation_set):
+    """Validate each new checkpoint until the run is finished."""
+    while True:
+        path = find_checkpoint("last")
+        last_line = read_file("metrics.jsonl", parse_log)[-1]
+        if path.name != f"ckpt-{state.step}":
+            restore("last")
+            validated = validate(*validation_set)
+            print_status(f"step {state.step}  validation {format_metrics(validated)}")
+        elif last_line["split"] == "test" and last_line["step"] == state.step:
+            return
+        time.sleep(1)

@@ -1,0 +1,91 @@
+def create_input(examples, size, training, first_step=0):
+    """Return an endless iterator of batches of one shape, and the steps of an epoch.
+
+    Training leaves out what doesn't fill a batch. Evaluation fills the last batch with examples of
+    weight 0: a replica without examples would make the mean NaN (tensorflow#41657). An iterator
+    is created once per run, since it costs as much time as many steps.
+    """
+    steps = config.steps_per_epoch if training else math.ceil(size / config.global_batch_size)
+
+    def create_dataset(context):
+        """Return this worker's batches, one per step and replica."""
+        replicas = context.num_replicas_in_sync // context.num_input_pipelines
+        batch_size = context.get_per_replica_batch_size(config.global_batch_size)
+
+        def list_places(epoch):
+            """Return the positions and examples, in turn for each step and worker."""
+            position = tf.range(steps * config.global_batch_size)
+            index = shuffle(size, epoch)[: len(position)] if training else position
+            places = tf.stack([position, index], axis=1)
+            places = tf.reshape(places, [-1, replicas, batch_size, 2])
+            epochs = tf.fill([len(places), replicas], epoch)
+            return tf.data.Dataset.from_tensor_slices((epochs, places))
+
+        epochs = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32)
+        places = epochs.flat_map(list_places)
+        places = places.shard(context.num_input_pipelines, context.input_pipeline_id)
+        places = places.skip(first_step % steps).unbatch()
+        create = functools.partial(create_batch, examples, size, training)
+        options = tf.data.Options()
+        # {% if cookiecutter.__size == "complete" %}
+        options.threading.private_threadpool_size = count_cores()
+        # {% endif %}
+        options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
+        # With `repeat`, TensorFlow knows that the dataset is endless. Otherwise all workers would
+        # agree at each step on whether there is a next batch.
+        # {% if cookiecutter.__size == "complete" %}
+        batches = places.map(create, count_cores()).repeat()
+        # {% else %}
+        batches = places.map(create, os.cpu_count()).repeat()
+        # {% endif %}
+        return batches.prefetch(2 * replicas).with_options(options)
+
+    if config.device_kind == "CPU":  # see next_batch
+        context = tf.distribute.InputContext(config.workers, config.worker_index, config.replicas)
+        return iter(create_dataset(context)), steps
+    return iter(strategy.distribute_datasets_from_function(create_dataset)), steps
+
+
+def create_batch(examples, size, training, epoch, places):
+    """Return (features, labels, sample_weight) of the places, [batch, 2], of an epoch."""
+    position, index = tf.unstack(places, axis=1)
+    if not training:
+        epoch = 0  # each validation draws the same random numbers
+    key = tf.random.stateless_uniform([], [config.seed, epoch], None, None, tf.int32)
+    seeds = tf.stack([tf.fill([len(position)], key), position], axis=1)
+    index = tf.minimum(index, size - 1)  # the last example fills up the last batch
+    batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
+    batch = preprocess(fetch(batch), seeds, training)
+    features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    is_real = tf.cast(position < size, tf.float32)
+    if sample_weight is None:
+        return features, labels, is_real
+    return features, labels, is_real * sample_weight
+
+
+# {% if cookiecutter.__size == "complete" %}
+def count_cores():
+    """Return the number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def read_clock(tensors):
+    """Return the time at which tensors have been computed, in seconds, [] float64."""
+    with tf.control_dependencies(tensors):
+        if config.deterministic:  # which rejects tf.timestamp
+            return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64), [])
+        return tf.timestamp()
+
+
+# {% endif %}
+def next_batch(iterator):
+    """Return the next batch of each replica of this worker.
+
+    A DistributedIterator copies batches to their devices ahead of time. On CPUs there is nothing to
+    copy, and it would cost a fifth of the speed.
+    """
+    if config.device_kind != "CPU":
+        return next(iterator)
+    return strategy.experimental_distribute_values_from_function(lambda _: next(iterator))

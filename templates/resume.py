@@ -1,0 +1,93 @@
+# Settings that a run keeps. Some are flags of the complete script, which may have begun the run.
+FIXED_SETTINGS = (
+    "seed",
+    "global_batch_size",
+    "learning_rate",
+    "train_examples",
+    "schedule",
+    "clip_norm",
+    "ema_momentum",
+    "warmup_steps",
+    "precision",
+)
+
+
+def parse_log(text):
+    """Return the lines of metrics.jsonl. A kill may have cut the last one short."""
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def find_run():
+    """Return the checkpoint to resume from or to evaluate, or None.
+
+    Raise WrongInput if the flags would change the results of a run under way.
+    """
+    if config.mode != "train":
+        return find_checkpoint("best")
+    checkpoint = find_checkpoint("last")
+    if checkpoint:
+        check_run()
+    return checkpoint
+
+
+def check_run():
+    """Raise WrongInput if a setting of the run has changed, or RunFinished after its last step."""
+    before = read_file("config.json", json.loads)
+    now = describe_run()
+    for name in FIXED_SETTINGS:
+        if before.get(name) != now.get(name):
+            raise WrongInput(
+                f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
+                f"{now.get(name)}; use the same, or another --run-dir"
+            )
+    lines = read_file("metrics.jsonl", parse_log)
+    if not lines:
+        return
+    last_line = lines[-1]
+    is_tested = last_line["split"] == "test" and last_line["step"] >= config.last_step
+    if is_tested and run_path("export").exists():
+        raise RunFinished(
+            f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
+            "more --epochs would continue it"
+        )
+
+
+def load_adapted(train_set, is_resumed):
+    """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
+    path = run_path("adapted.json")
+    train = tf.data.Dataset.from_tensor_slices(train_set[0])
+    # {% if cookiecutter.__size == "essential" %}
+    if config.worker_index == 0 and not (is_resumed and path.exists()):
+        write_file("adapted.json", json.dumps(adapt(train)))
+    barrier()
+    if sum_over_workers(int(path.exists())) < config.workers:
+        raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
+    # {% else %}
+    if config.mode == "train" and not (is_resumed and path.exists()):
+        write_file("adapted.json", json.dumps(adapt(train)))
+    # {% endif %}
+    adapted.update(read_file("adapted.json", json.loads))
+
+
+def initialize_run_dir():
+    """Write the files with which a run starts or resumes."""
+    # {% if cookiecutter.__size == "essential" %}
+    if config.worker_index == 0:
+        write_run_files()
+    if sum_over_workers(state.step) != state.step * config.workers:
+        raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
+    # {% else %}
+    write_run_files()
+    check_shared_run_dir()
+    # {% endif %}
+
+
+def write_run_files():
+    lines = read_file("metrics.jsonl", parse_log) if state.step > 0 else []
+    kept = [json.dumps(line) + "\n" for line in lines if is_kept_on_resume(line, state.step)]
+    write_file("metrics.jsonl", "".join(kept))
+    write_file("config.json", json.dumps(describe_run()))
+    write_file("train.py", Path(__file__).read_text("utf-8"))
+    # With an export, the run would seem finished. Kills leave the other folders.
+    for leftover in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
+        shutil.rmtree(leftover, ignore_errors=True)

@@ -1,0 +1,11 @@
+global_batch_size: int = flag(64, "examples per step, on all replicas")
+epochs: int = flag(30, "passes over the training split")
+learning_rate: float = flag(2e-3, "learning rate, or the highest one of a schedule")
+# {% if cookiecutter.__size == "complete" %}
+schedule: str = flag(
+    "constant", "learning rate after the warm-up", choices=["constant", "cosine", "linear"]
+)
+warmup_steps: int = flag(
+    0, "steps in which the learning rate rises to --learning-rate", type=bounded(int, above=-1)
+)
+# {% endif %}

@@ -1,0 +1,80 @@
+def train_epochs(train_set, validation_set):
+    """Train to the last step, in loops of nearly equal length."""
+    iterator, _ = train_set
+    # {% if cookiecutter.__size == "parameter_server" %}
+    on_signals(request_stop)
+    # {% else %}
+    on_signals(lambda number, _: signals.append(number))
+    # {% endif %}
+    if state.step > 0 and is_end_of_epoch():
+        finish_epoch(validation_set, {})  # resumed there
+    while state.step < config.last_step:
+        first_step = state.step
+        last_step = end_of_next_loop(first_step)
+        trained = train(iterator, last_step - first_step)
+        # {% if cookiecutter.__size != "parameter_server" %}
+        state.step = last_step
+        # {% endif %}
+        check_finite(trained)
+        log("train", trained)
+        print_progress(trained)
+        # {% if cookiecutter.__size == "parameter_server" %}
+        is_stopped = len(signals) > 0
+        # {% else %}
+        is_stopped = sum_over_workers(len(signals)) > 0
+        # {% endif %}
+        if is_stopped or (is_checkpoint_due(first_step) and not is_end_of_epoch()):
+            save("last")
+        if is_stopped:
+            raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
+        if is_end_of_epoch():
+            finish_epoch(validation_set, trained)
+
+
+def check_finite(values):
+    """Raise RunFailed, before anything is saved, if the loss or a variable is not finite."""
+    if not (math.isfinite(values["loss"]) and are_weights_finite()):
+        problem = f"the loss or a weight is not finite at step {state.step}, which is not saved"
+        raise RunFailed(f"{problem}; try a --learning-rate below {config.learning_rate:g}")
+
+
+def finish_epoch(validation_set, trained):
+    """Validate, save and log at the end of an epoch."""
+    validated = validate(*validation_set)
+    check_finite(validated)
+    is_best = validated["loss"] < state.best_loss
+    # "best" is saved first, and "last" with the best loss of before: a run that is killed between
+    # the two repeats the validation, and saves both.
+    if is_best:
+        save("best")
+    save("last")
+    if is_best:
+        state.best_loss = validated["loss"]
+    log("validation", validated)
+    print_epoch(validated, trained, is_best)
+
+
+# {% include "print_epoch.py" %}
+
+
+def test_best_checkpoint(test_set):
+    """Test the best checkpoint and log the result."""
+    exit_on_signals()  # everything is saved
+    # {% if cookiecutter.__size != "parameter_server" %}
+    barrier()  # until the chief has written the best checkpoint
+    # {% endif %}
+    restore("best")
+    tested = test(*test_set)
+    log("test", tested)
+    print_status(f"test {format_metrics(tested)}  of {find_checkpoint('best')}")
+
+
+def evaluate(checkpoint, validation_set, test_set):
+    """Test the best checkpoint, without writing to the run directory."""
+    # {% if cookiecutter.__size == "parameter_server" %}
+    if config.mode == "continuous_evaluate":
+        evaluate_continuously(validation_set)
+        return
+    # {% endif %}
+    restore("best")
+    print_status(f"test {format_metrics(test(*test_set))}  of {checkpoint}")

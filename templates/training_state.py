@@ -1,0 +1,25 @@
+def create_training_state(datasets, checkpoint):
+    """Create the loss, the metrics, the model and the optimizer."""
+    global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
+    global GLOBAL_BATCH_SIZE
+    GLOBAL_BATCH_SIZE = config.global_batch_size
+    keras.utils.set_random_seed(config.seed)
+    loss_object = create_loss_objects(strategy)
+    # {% if cookiecutter.__size == "parameter_server" %}
+    train_metrics, validation_metrics, test_metrics = create_metrics(tf.distribute.get_strategy())
+    for metric in (*train_metrics, *validation_metrics, *test_metrics):
+        redirect_updates(metric)
+    # {% else %}
+    train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
+    # {% endif %}
+    model, optimizer = create_model_and_optimizer(strategy)
+    with strategy.scope():
+        for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
+            # {% if cookiecutter.__schedule %}
+            if config.schedule != "constant" or config.warmup_steps != 0:
+                peak = float(its_optimizer.learning_rate.numpy())
+                its_optimizer.learning_rate = Schedule(peak)
+            # {% endif %}
+            # In a traced step it would be too late to create variables (keras#23085).
+            its_optimizer.build(each.trainable_variables)
+    create_checkpoints()

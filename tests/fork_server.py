@@ -1,0 +1,104 @@
+"""Start scripts in forks of a process that has already imported TensorFlow.
+
+The import takes 4 seconds of processor time, as much as the rest of a short run, and the tests
+start hundreds of runs. Tests of how a process starts or ends, and tests that need environment
+variables during the import, use `running.start` instead.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tensorflow", "keras", "sklearn.datasets"])
+
+
+def run_script(script, flags, env, outputs):
+    """Run a script in this process, as `python SCRIPT FLAGS` does in a new one."""
+    for descriptor, path in zip((1, 2), outputs, strict=True):
+        os.dup2(os.open(path, os.O_WRONLY), descriptor)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(script.parent)
+    sys.argv = [script.name, *flags]
+    tempfile.tempdir = None  # Let tempfile read TMPDIR again.
+    try:
+        runpy.run_path(script.name, run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # A process of multiprocessing ends without them.
+
+
+class Fork:
+    """A running script, with the methods of subprocess.Popen that the tests use."""
+
+    def __init__(self, script, flags, env):
+        self.outputs = [tempfile.NamedTemporaryFile("r", encoding="utf-8") for _ in range(2)]
+        paths = [output.name for output in self.outputs]
+        self.process = CONTEXT.Process(target=run_script, args=(script, flags, env, paths))
+        ensure_server(env)
+        self.process.start()
+
+    @property
+    def returncode(self):
+        return self.process.exitcode
+
+    def poll(self):
+        return self.process.exitcode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.process.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout=None):
+        self.process.join(timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired(self.process.name, timeout)
+        return [output.read() for output in self.outputs]
+
+    def read_output(self):
+        """Return what the script has written to stdout so far."""
+        with open(self.outputs[0].name, encoding="utf-8") as file:
+            return file.read()
+
+
+def ensure_server(env):
+    """Start the fork server with an environment, unless it runs already."""
+    with silence_stderr(), replace_environment(env):
+        multiprocessing.forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def silence_stderr():
+    """Discard what is written to stderr, as TensorFlow does when it is imported."""
+    stderr = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
+
+
+@contextlib.contextmanager
+def replace_environment(env):
+    """Replace the environment of this process, with the variables that train.py itself sets."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(env, KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

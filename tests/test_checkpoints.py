@@ -1,0 +1,336 @@
+"""Checkpoints: what they hold, corrupt ones, kills while they are written, and initial weights."""
+
+import os
+import shutil
+
+import pytest
+from running import (
+    FLAGS,
+    assert_fails,
+    assert_rejected,
+    assert_same_run,
+    assert_unchanged,
+    environment,
+    list_checkpoints,
+    query,
+    read_numbers,
+    read_split,
+    run_script,
+    train,
+)
+from variants import SMALL_IMAGES, replace_image_model, write_variant
+
+LONG = pytest.mark.long
+SHORT = ("--epochs", "2", "--steps-per-loop", "5")
+
+# --------------------------------------------------------------------------------------------------
+# Content
+# --------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_hold_weights_slots_and_counters(train_once):
+    contents = query("runs.read_contents", train_once(*FLAGS))
+    last = contents["last"]
+    best = contents["best"]
+    counters = {"step", "names", "save_counter"}
+    assert set(best) == {"model", *counters}
+    assert set(last) == {"model", "optimizer", "best_loss", *counters}
+    # Six weights and the random state of Dropout. Adam has two moments of each weight, its step
+    # and its learning rate. Metrics are not saved.
+    assert len(last["model"]) == len(best["model"]) == 6 + 1
+    assert len(last["optimizer"]) == 2 + 2 * 6
+
+
+# --------------------------------------------------------------------------------------------------
+# Corrupt checkpoints
+# --------------------------------------------------------------------------------------------------
+
+# A run of half the epochs of the expected one. Its last checkpoints are of steps 214 and 234.
+CORRUPT_FLAGS = ("--global-batch-size", "16", "--checkpoint-every-steps", "20", "--epochs")
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def garble(path):
+    path.write_bytes(b"\xff\xfe\x00")
+
+
+# What is done to which files of checkpoints/, and the checkpoint that the output names.
+DAMAGES = {
+    "data cut": (cut, "last/ckpt-234.data*", "last/ckpt-234"),
+    "data flipped": (flip, "last/ckpt-234.data*", "last/ckpt-234"),
+    "data empty": (empty, "last/ckpt-234.data*", "last/ckpt-234"),
+    "data missing": (os.remove, "last/ckpt-234.data*", "last/ckpt-234"),
+    "index cut": (cut, "last/ckpt-234.index", "last/ckpt-234"),
+    "index flipped": (flip, "last/ckpt-234.index", "last/ckpt-234"),
+    "index empty": (empty, "last/ckpt-234.index", "last/ckpt-234"),
+    "index missing": (os.remove, "last/ckpt-234.index", "last/ckpt-234"),
+    "list empty": (empty, "last/checkpoint", None),
+    "list missing": (os.remove, "last/checkpoint", None),
+    "list garbled": (garble, "last/checkpoint", None),
+    "best flipped": (flip, "best/ckpt-234.data*", "best/ckpt-234"),
+    "two indexes cut": (cut, "last/ckpt-2*.index", "last/ckpt-214"),
+}
+SHORT_DAMAGES = ("data flipped", "best flipped")
+LONG_DAMAGES = tuple(name for name in DAMAGES if name not in SHORT_DAMAGES)
+
+
+def apply_damage(run_dir, name):
+    """Damage files of a run. Return the checkpoint that the output must name."""
+    damage, pattern, named = DAMAGES[name]
+    paths = list((run_dir / "checkpoints").glob(pattern))
+    assert paths
+    for path in paths:
+        damage(path)
+    return named
+
+
+def assert_names_checkpoint(output, named):
+    """Assert that the last line about a corrupt checkpoint names one, or that there is no line."""
+    lines = [line for line in output.splitlines() if "is corrupt" in line]
+    if named is None:
+        assert not lines
+    else:
+        assert f"/{named} is corrupt" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [SHORT_DAMAGES, pytest.param(LONG_DAMAGES, marks=LONG)],
+    ids=["some", "others"],
+)
+def test_resume_skips_a_corrupt_checkpoint(names, complete_script, train_once, tmp_path):
+    half = train_once(*CORRUPT_FLAGS, "3")
+    expected = train_once(*CORRUPT_FLAGS, "6")
+    script = write_variant(complete_script, tmp_path)
+    for name in names:
+        shutil.copytree(half, tmp_path / name)
+        named = apply_damage(tmp_path / name, name)
+        output = train(script, *CORRUPT_FLAGS, "6", "--run-dir", tmp_path / name)
+        assert_names_checkpoint(output, named)
+        assert read_numbers(tmp_path / name) == read_numbers(expected), name
+    runs = [tmp_path / name for name in names]
+    *hashes, expected_hashes = query("runs.hash_checkpoints", *runs, expected)
+    assert dict(zip(names, hashes, strict=True)) == dict.fromkeys(names, expected_hashes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("damage", [cut, os.remove])
+def test_resume_rejects_a_run_without_a_complete_checkpoint(
+    damage, complete_script, train_once, tmp_path
+):
+    script = write_variant(complete_script, tmp_path)
+    run_dir = tmp_path / "run"
+    shutil.copytree(train_once(*CORRUPT_FLAGS, "3"), run_dir)
+    for path in (run_dir / "checkpoints" / "last").glob("ckpt-*"):
+        damage(path)
+    log = (run_dir / "metrics.jsonl").read_bytes()
+    outcome = run_script(script, *CORRUPT_FLAGS, "6")
+    assert_fails(outcome, 2, "no complete checkpoint", "run/checkpoints/last")
+    assert (run_dir / "metrics.jsonl").read_bytes() == log
+
+
+@pytest.mark.parametrize("kind", ["last", "best"])
+def test_essential_script_rejects_a_corrupt_checkpoint(
+    kind, essential_script, train_once, tmp_path
+):
+    script = write_variant(essential_script, tmp_path)
+    shutil.copytree(train_once("--epochs", "2"), tmp_path / "run")
+    [data] = (tmp_path / "run" / "checkpoints" / kind).glob("ckpt-38.data-*")
+    cut(data)
+    flags = {"last": ("--epochs", "3"), "best": ("--mode", "evaluate")}[kind]
+    assert_fails(run_script(script, *flags), 2, f"checkpoints/{kind}/ckpt-38 is corrupt")
+
+
+def test_essential_script_resumes_from_the_checkpoint_before(
+    essential_script, train_once, tmp_path
+):
+    """The user removes a corrupt checkpoint, as the error says."""
+    script = write_variant(essential_script, tmp_path)
+    shutil.copytree(train_once("--epochs", "2"), tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints" / "last").glob("ckpt-38.*"):
+        path.unlink()
+    assert "resumed at step 19" in train(script, "--epochs", "3")
+    assert read_numbers(tmp_path / "run") == read_numbers(train_once("--epochs", "3"))
+
+
+def test_essential_script_skips_a_checkpoint_that_a_kill_cut_short(
+    essential_script, train_once, tmp_path
+):
+    # TensorFlow writes the index last, under its final name. A kill may also leave the folder that
+    # it writes the data to.
+    script = write_variant(essential_script, tmp_path)
+    shutil.copytree(train_once("--epochs", "2"), tmp_path / "run")
+    for kind in ("last", "best"):
+        index = tmp_path / "run" / "checkpoints" / kind / "ckpt-38.index"
+        cut(index)
+        index.with_name("ckpt-30_temp").mkdir()
+    assert "resumed at step 19 " in train(script, "--epochs", "3")
+    assert_same_run(tmp_path / "run", train_once("--epochs", "3"))
+
+
+# --------------------------------------------------------------------------------------------------
+# Kills while checkpoints are written
+# --------------------------------------------------------------------------------------------------
+
+# Kill the process when it has written the best checkpoint of an epoch, and not yet the last.
+DIE_AFTER_BEST = """
+@wraps_original
+def write_file(original, name, text):
+    original(name, text)
+    if name == "checkpoints/best/checkpoint" and f'"ckpt-{os.environ.get("DIE_AT")}"' in text:
+        os._exit(9)
+"""
+# Kill the process when it has written a last checkpoint, and not yet TensorFlow's list of them.
+DIE_BEFORE_LIST = """
+@wraps_original
+def write_file(original, name, text):
+    if name == "checkpoints/last/checkpoint" and "DIE_AT" in os.environ:
+        os._exit(9)
+    original(name, text)
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "flags"),
+    [
+        pytest.param(156, FLAGS, marks=LONG),
+        # Without --checkpoint-every-steps, there is no other checkpoint to resume from.
+        pytest.param(78, FLAGS[:4], marks=LONG),
+    ],
+    ids=["second epoch", "first epoch"],
+)
+def test_run_killed_between_best_and_last_checkpoint_resumes(
+    step, flags, complete_script, train_once, tmp_path
+):
+    script = write_variant(complete_script, tmp_path, DIE_AFTER_BEST)
+    run_dir = tmp_path / "run"
+    outcome = run_script(script, *flags, env=environment(DIE_AT=str(step)))
+    assert outcome.code == 9, outcome
+    assert list_checkpoints(run_dir, "best")[-1] == step
+    assert step not in list_checkpoints(run_dir, "last")
+    train(script, *flags)
+    assert_same_run(run_dir, train_once(*flags))
+
+
+@pytest.mark.long
+def test_run_killed_before_its_first_checkpoint_is_listed_resumes(
+    complete_script, train_once, tmp_path
+):
+    script = write_variant(complete_script, tmp_path, DIE_BEFORE_LIST)
+    outcome = run_script(script, *FLAGS, env=environment(DIE_AT="13"))
+    assert outcome.code == 9, outcome
+    assert not (tmp_path / "run" / "checkpoints" / "last" / "checkpoint").exists()
+    assert "resumed at step 13" in train(script, *FLAGS)
+    assert_same_run(tmp_path / "run", train_once(*FLAGS))
+
+
+# --------------------------------------------------------------------------------------------------
+# Initial weights
+# --------------------------------------------------------------------------------------------------
+
+SOURCES = [
+    "run",
+    pytest.param("run/checkpoints/last/ckpt-38", marks=LONG),
+    pytest.param("run/export/model.keras", marks=LONG),
+    pytest.param("run/export", marks=LONG),
+]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_initial_weights_come_from_a_run(source, complete_script, train_once, tmp_path):
+    path = train_once(*SHORT).parent / source
+    script = write_variant(complete_script, tmp_path)
+    output = train(script, *SHORT, "--init-checkpoint", path)
+    assert f"{path}: loaded 6 of 6 weights\n" in output
+    assert output.count("  loaded: sequential/") == 6
+    first = read_split(tmp_path / "run", "train")[0]
+    cold = read_split(train_once(*SHORT), "train")[0]
+    assert first["loss"] < 0.7 * cold["loss"]
+
+
+# The image model with one more class, and a name for its first dense layer.
+OTHER_MODEL = replace_image_model(
+    "keras.layers.Rescaling(1 / 16)",
+    'keras.layers.Conv2D(32, 3, strides=2, padding="same", activation="silu")',
+    "keras.layers.Flatten()",
+    'keras.layers.Dense(64, activation="silu", name="hidden")',
+    "keras.layers.Dense(11)",
+)
+
+
+@pytest.mark.long
+def test_initial_weights_that_do_not_fit_are_named(complete_script, train_once, tmp_path):
+    path = train_once(*SHORT)
+    script = write_variant(complete_script, tmp_path, OTHER_MODEL)
+    output = train(script, *SHORT, "--init-checkpoint", path)
+    assert "loaded 2 of 6 weights" in output
+    assert "  loaded: sequential/conv2d/kernel\n" in output
+    lines = [line for line in output.splitlines() if "name or shape" in line]
+    # Keras counts the layers without a name, so the last layer is now the first such Dense.
+    for name in ("sequential/hidden/kernel", "sequential/dense/kernel"):
+        assert any(name in line for line in lines), output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["nothing", ".", "train.py", "empty.keras"])
+def test_initial_weights_without_a_checkpoint_are_rejected(path, complete_script, tmp_path):
+    (tmp_path / "empty.keras").touch()
+    script = write_variant(complete_script, tmp_path)
+    outcome = run_script(script, "--init-checkpoint", path)
+    assert_fails(outcome, 2, f"--init-checkpoint {path} is no run, checkpoint or .keras file")
+
+
+@pytest.mark.long
+def test_resumed_run_does_not_load_initial_weights_again(complete_script, train_once, tmp_path):
+    path = train_once(*SHORT)
+    script = write_variant(complete_script, tmp_path)
+    flags = ("--init-checkpoint", path, "--steps-per-loop", "5", "--epochs")
+    train(script, *flags, "1")
+    output = train(script, *flags, "2")
+    assert "loaded" not in output
+    assert "resumed at step 19" in output
+
+
+@pytest.mark.long
+def test_initial_weights_of_another_task_are_rejected(projects, first_runs, tmp_path):
+    script = write_variant(projects["tabular_regression"] / "train.py", tmp_path)
+    outcome = run_script(script, "--init-checkpoint", first_runs["text_classification"])
+    assert_fails(outcome, 2, "has no weight with the name and shape")
+
+
+def test_saved_model_is_not_executed(complete_script, train_once, tmp_path):
+    witness = tmp_path / "witness"
+    assert query("runs.write_saved_model_trap", tmp_path / "trap", witness)
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES)
+    flags = ("--global-batch-size", "16", "--epochs", "1", "--init-checkpoint", "trap")
+    message = "--init-checkpoint trap is no run, checkpoint or .keras file"
+    assert_rejected(run_script(script, *flags), message)
+    assert not (tmp_path / "run").exists()
+    # An export has the model beside it, in a file of which nothing is executed.
+    shutil.copy(train_once(*SHORT) / "export" / "model.keras", tmp_path / "trap")
+    assert "trap: loaded 6 of 6 weights" in train(script, *flags)
+    assert not witness.exists()
+
+
+def test_code_in_a_keras_file_is_not_executed(complete_script, tmp_path):
+    witness = tmp_path / "witness"
+    assert query("runs.write_keras_trap", tmp_path / "trap.keras", witness)
+    script = write_variant(complete_script, tmp_path)
+    with assert_unchanged(tmp_path):
+        outcome = run_script(script, "--init-checkpoint", "trap.keras")
+    message = "--init-checkpoint trap.keras is no run, checkpoint or .keras file"
+    assert_fails(outcome, 2, message, "Lambda")
+    assert not witness.exists()

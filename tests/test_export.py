@@ -1,0 +1,115 @@
+"""The export: it predicts what the model does, errors are reported early, a kill loses nothing."""
+
+import os
+import re
+import shutil
+import signal
+
+import pytest
+from rendering import TASKS
+from running import (
+    assert_same_run,
+    environment,
+    finish,
+    query,
+    read_numbers,
+    run_script,
+    start,
+    train,
+)
+from variants import (
+    SMALL_IMAGES,
+    replace_image_model,
+    run_before_final_export,
+    write_variant,
+)
+
+LONG = pytest.mark.long
+FLAGS = ("--global-batch-size", "16", "--epochs", "4", "--checkpoint-every-steps", "3")
+ONE_EPOCH = ("--global-batch-size", "16", "--epochs", "1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        pytest.param("raise RuntimeError('a fault')", 1, marks=LONG),
+    ],
+    ids=["kill", "exception"],
+)
+def test_run_without_its_export_exports_again(fault, code, complete_script, train_once, tmp_path):
+    run_dir = tmp_path / "run"
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, run_before_final_export(fault))
+    assert run_script(script, *FLAGS).code == code
+    expected = train_once(*FLAGS, code=(SMALL_IMAGES,))
+    assert read_numbers(run_dir) == read_numbers(expected)  # with the test line
+    assert not (run_dir / "export").exists()
+    train(write_variant(complete_script, tmp_path, SMALL_IMAGES), *FLAGS)
+    assert_same_run(run_dir, expected)
+
+
+# A SavedModel can't have functions of Python.
+CALLS_PYTHON = """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    images = tf.numpy_function(lambda x: x.astype("float32"), [images], tf.float32)
+    return tf.ensure_shape(images, [None, 8, 8, 1]), labels
+"""
+# A lambda in a .keras file can't be loaded without trusting the file.
+LAMBDA_LAYER = replace_image_model(
+    "keras.layers.Lambda(lambda x: x / 16)",
+    "keras.layers.Flatten()",
+    "keras.layers.Dense(10)",
+)
+
+
+def assert_reported_twice(output, message):
+    """Assert that an output has a message before the first epoch, and again at the end."""
+    lines = output.splitlines()
+    [began] = [number for number, line in enumerate(lines) if line.startswith("epoch ")]
+    first, second = [number for number, line in enumerate(lines) if message in line]
+    assert first < began < second
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "written"),
+    [
+        (CALLS_PYTHON, "a SavedModel", {"model.keras"}),
+        (LAMBDA_LAYER, "model.keras", {"saved_model.pb"}),
+    ],
+    ids=["SavedModel", "keras"],
+)
+def test_export_errors_are_reported_at_startup(code, what, written, complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, code)
+    output = train(script, *ONE_EPOCH)
+    assert_reported_twice(output, f"can't be written as {what}: ")
+    run_dir = tmp_path / "run"
+    assert read_numbers(run_dir)[-1]["split"] == "test"
+    assert written <= set(os.listdir(run_dir / "export"))
+    if what == "a SavedModel":
+        assert "saved_model.pb" not in os.listdir(run_dir / "export")
+    assert "is finished" in train(script, *ONE_EPOCH)
+
+
+@pytest.mark.long
+def test_model_of_the_export_is_created_on_the_cpu(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES)
+    devices = query("runs.list_export_devices", script, tmp_path)
+    assert {"model.keras", "saved_model.pb"} <= set(os.listdir(tmp_path / "export"))
+    assert len(devices) >= 6
+    assert {device.rpartition("/device:")[2] for device in devices} == {"CPU:0"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", TASKS)
+def test_example_of_the_readme_predicts(task, projects, first_runs, tmp_path):
+    readme = (projects[task] / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    [code] = [block for block in blocks if "export" in block]
+    # Only the export is copied: it needs no train.py.
+    shutil.copytree(first_runs[task] / "export", tmp_path / "run" / "export")
+    example = tmp_path / "example.py"
+    example.write_text(code, encoding="utf-8")
+    outcome = finish(start(example, env=environment(TF_CPP_MIN_LOG_LEVEL="3")))
+    assert outcome.code == 0, outcome.errors
+    assert "shape=(2," in outcome.output

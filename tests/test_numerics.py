@@ -1,0 +1,390 @@
+"""Losses, gradients and updates are those of NumPy, on any number of replicas."""
+
+import math
+
+import numpy as np
+import pytest
+from rendering import TASKS
+from running import (
+    assert_close,
+    flags_of,
+    join_numbers,
+    query,
+    read_numbers,
+    read_split,
+    train,
+)
+from variants import (
+    NO_DROPOUT,
+    REGULARIZED,
+    SAME_SPLITS,
+    SMALL_DATA,
+    WEIGHTED,
+    take_examples,
+    use_optimizer,
+    write_copies,
+    write_variant,
+)
+
+LONG = pytest.mark.long
+SHORT = ("--epochs", "2", "--steps-per-loop", "5")
+KERAS_ADAM = use_optimizer("keras.optimizers.Adam(learning_rate)")
+
+# --------------------------------------------------------------------------------------------------
+# Embeddings
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--replicas 2",
+        pytest.param("--replicas 2 --accumulation-steps 2", marks=LONG),
+        pytest.param("--replicas 2 --clip-norm 1e9", marks=LONG),
+    ],
+)
+def test_gradients_of_an_embedding_are_summed(flags, complete_script):
+    errors = query("updates.compare_embedding_updates", complete_script, *flags.split())
+    assert len(errors) == 9
+    assert max(errors.values()) < 1e-4, errors
+
+
+# --------------------------------------------------------------------------------------------------
+# Adam
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "replicas", "arguments"),
+    [
+        ("tabular_regression", 1, {"weight_decay": 0.1}),
+        pytest.param("image_classification", 1, {}, marks=LONG),
+        pytest.param("image_classification", 2, {"weight_decay": 0.1}, marks=LONG),
+        # The text task excludes biases and normalization from weight decay.
+        pytest.param("text_classification", 2, {}, marks=LONG),
+    ],
+)
+def test_adam_equals_numpy(task, replicas, arguments, projects):
+    script = projects[task] / "train.py"
+    errors = query("updates.compare_adam", script, arguments, *flags_of(replicas))
+    assert errors["script"] < 1e-5
+    assert errors["Keras"] < 2e-5
+
+
+@pytest.mark.long
+def test_optimizers_of_script_and_keras_resume_each_other(essential_script, tmp_path):
+    flags = ("--global-batch-size", "16", "--epochs")
+    [ours] = write_copies(essential_script, [tmp_path / "ours"])
+    [theirs] = write_copies(essential_script, [tmp_path / "theirs"], KERAS_ADAM)
+    train(ours, *flags, "3")
+    expected = read_split(tmp_path / "ours" / "run", "validation")
+    for first, second in ((ours, theirs), (theirs, ours)):
+        run_dir = tmp_path / f"begun-by-{first.parent.name}"
+        train(first, *flags, "1", "--run-dir", run_dir)
+        train(second, *flags, "2", "--run-dir", run_dir)
+        train(first, *flags, "3", "--run-dir", run_dir)
+        assert_close(
+            read_split(run_dir, "validation"),
+            expected,
+            rel=1e-4,
+            abs=1 / 270,
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Losses
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_regularization_counts_once_on_any_replicas(train_once):
+    flags = ("--epochs", "2")
+    code = (NO_DROPOUT, REGULARIZED)
+    one = read_numbers(train_once(*flags, code=code))
+    two = read_numbers(train_once(*flags, "--replicas", "2", code=code))
+    assert_close(two, one, rel=1e-5)
+    plain = read_numbers(train_once(*flags, code=(NO_DROPOUT,)))
+    # 0.01 times the sum of squares of Glorot's weights, of 512 × 64 and 64 × 10: 1.3 at the start.
+    assert 0.2 < one[0]["loss"] - plain[0]["loss"] < 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_weighted_losses_of_all_splits_have_one_scale(replicas, train_once):
+    code = (SAME_SPLITS, WEIGHTED, NO_DROPOUT)
+    flags = ("--global-batch-size", "16", "--epochs", "1", "--learning-rate", "1e-9")
+    run_dir = train_once(*flags, *flags_of(replicas), code=code)
+    loss, accuracy = query("runs.evaluate_training_split", run_dir)
+    lines = read_numbers(run_dir)
+    assert [line["split"] for line in lines] == ["train", "validation", "test"]
+    for line in lines:
+        assert line["loss"] == pytest.approx(loss, rel=1e-5)
+        assert line["accuracy"] == pytest.approx(accuracy, rel=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------
+# Accumulation, clipping, EMA
+# --------------------------------------------------------------------------------------------------
+
+
+def test_accumulation_equals_the_whole_batch(train_once):
+    # The regularization loss counts once, however many parts a batch has.
+    code = (NO_DROPOUT, REGULARIZED)
+    whole = read_numbers(train_once(*SHORT, code=code))
+    flags = ("--accumulation-steps", "4", "--replicas", "2")
+    assert_close(
+        read_numbers(train_once(*SHORT, *flags, code=code)),
+        whole,
+        rel=1e-5,
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", TASKS)
+def test_accumulation_and_a_large_norm_change_no_result(task, projects, tmp_path):
+    script = write_variant(
+        projects[task] / "train.py",
+        tmp_path,
+        SMALL_DATA[task],
+        NO_DROPOUT,
+    )
+    variants = {
+        "plain": (),
+        "parts": ("--accumulation-steps", "2"),
+        "norm": ("--clip-norm", "1e9", "--steps-per-loop", "3"),
+    }
+    logs = {}
+    for name, flags in variants.items():
+        train(script, "--epochs", "1", "--run-dir", name, *flags)
+        lines = read_numbers(tmp_path / name)
+        logs[name] = [line for line in lines if line["split"] != "train"]
+    assert [line["split"] for line in logs["plain"]] == ["validation", "test"]
+    assert_close(logs["parts"], logs["plain"], rel=2e-5)
+    assert_close(logs["norm"], logs["plain"], rel=2e-5)
+
+
+# Two steps per epoch of plain gradient descent: the weights show the gradients.
+TWO_STEPS = (
+    NO_DROPOUT,
+    take_examples(train=128),
+    use_optimizer("keras.optimizers.SGD(learning_rate)"),
+)
+EACH_STEP = ("--epochs", "1", "--checkpoint-every-steps", "1", "--learning-rate")
+
+
+def read_checkpoint(run_dir, step, kind="last"):
+    """Return the weights in a checkpoint, by path, and the optimizer's variables."""
+    path = run_dir / "checkpoints" / kind / f"ckpt-{step}"
+    content = query("runs.read_checkpoint", path)
+    names = content["names"][0]
+    assert len(names) == len(content["model"]) == 6  # Without dropout, it has only weights.
+    weights = [np.array(values) for values in content["model"]]
+    return dict(zip(names, weights, strict=True)), content.get("optimizer")
+
+
+def read_weights(run_dir, step, kind="last"):
+    weights, _ = read_checkpoint(run_dir, step, kind)
+    return weights
+
+
+def read_averages(run_dir, step):
+    """Return the EMA of the weights in a checkpoint, by path."""
+    weights, variables = read_checkpoint(run_dir, step)
+    averages = variables[2:]  # after the optimizer's step and learning rate
+    assert len(averages) == 6
+    return {
+        name: np.array(values)
+        for name, values in zip(
+            weights,
+            averages,
+            strict=True,
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    "replicas",
+    [pytest.param(1, marks=LONG), 4],
+)
+def test_clipping_equals_numpy(replicas, train_once):
+    # At a rate of 1e-30, no step changes the initial weights.
+    before = read_weights(train_once(*EACH_STEP, "1e-30", code=TWO_STEPS), 1)
+    after = read_weights(train_once(*EACH_STEP, "0.1", code=TWO_STEPS), 1)
+    flags = (*EACH_STEP, "0.1", "--clip-norm", "0.1", *flags_of(replicas))
+    clipped = train_once(*flags, code=TWO_STEPS)
+    gradients = {path: (before[path] - after[path]) / 0.1 for path in before}
+    norm = math.sqrt(sum(np.sum(gradient**2) for gradient in gradients.values()))
+    assert norm > 0.12  # more than the limit
+    for path, weight in read_weights(clipped, 1).items():
+        expected = before[path] - 0.1 * gradients[path] * 0.1 / norm
+        assert weight == pytest.approx(expected, rel=1e-4, abs=1e-6), path
+    assert read_numbers(clipped)[0]["gradient_norm"] == pytest.approx(
+        norm,
+        rel=1e-4,
+    )
+
+
+def test_ema_follows_its_formula(train_once):
+    flags = (*EACH_STEP, "0.1", "--replicas", "2")
+    run_dir = train_once(*flags, "--ema-momentum", "0.75", code=TWO_STEPS)
+    first = read_weights(run_dir, 1)
+    second = read_weights(run_dir, 2)
+    best = read_weights(run_dir, 2, kind="best")
+    raw = read_weights(train_once(*flags, code=TWO_STEPS), 2)
+    for path, average in read_averages(run_dir, 2).items():
+        # The first average is the first weight.
+        expected = 0.75 * first[path] + 0.25 * second[path]
+        assert average == pytest.approx(expected, rel=1e-5, abs=1e-7), path
+        assert (best[path] == average).all()
+        assert (second[path] == raw[path]).all()  # Training continues with the weights.
+        assert (average != raw[path]).any()
+
+
+@pytest.mark.long
+def test_ema_is_evaluated_and_exported(train_once):
+    run_dir = train_once(*SHORT, "--ema-momentum", "0.9", code=(NO_DROPOUT,))
+    numbers = join_numbers(read_numbers(run_dir))
+    raw = join_numbers(read_numbers(train_once(*SHORT, code=(NO_DROPOUT,))))
+    for (split, step, name), value in numbers.items():
+        is_same = split == "train" or name == "epoch"
+        assert (value == raw[split, step, name]) == is_same
+    [exports] = query("runs.evaluate_exports", run_dir)
+    loss = pytest.approx(numbers["test", 38, "loss"], rel=1e-4)
+    assert exports["model.keras"]["test"]["loss"] == loss
+    assert exports["SavedModel"]["test"]["loss"] == loss
+
+
+# --------------------------------------------------------------------------------------------------
+# Learning rates
+# --------------------------------------------------------------------------------------------------
+
+
+def compute_rates(schedule, warmup, steps, rate):
+    """Return the learning rate of each step, from step 1 on."""
+    step = np.arange(1, steps + 1)
+    progress = np.clip(
+        (step - warmup) / (steps - warmup),
+        0,
+        1,
+    )
+    shares = {
+        "constant": np.ones(steps),
+        "linear": 1 - progress,
+        "cosine": (1 + np.cos(np.pi * progress)) / 2,
+    }
+    rising = step / max(1, warmup)
+    return rate * np.where(step < warmup, rising, shares[schedule])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup"),
+    [
+        pytest.param("constant", 10, marks=LONG),
+        pytest.param("linear", 10, marks=LONG),
+        pytest.param("cosine", 0, marks=LONG),
+        ("cosine", 10),
+    ],
+)
+def test_schedules_follow_their_formulas(schedule, warmup, train_once):
+    flags = ("--epochs", "2", "--steps-per-loop", "1", "--learning-rate", "0.004")
+    run_dir = train_once(*flags, "--schedule", schedule, "--warmup-steps", warmup)
+    rates = [line["learning_rate"] for line in read_split(run_dir, "train")]
+    expected = compute_rates(schedule, warmup, 38, 0.004)
+    assert rates == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
+# --------------------------------------------------------------------------------------------------
+# Half precision
+# --------------------------------------------------------------------------------------------------
+
+
+def test_overflow_on_one_replica_is_seen_by_all(complete_script):
+    flags = ("--replicas", "2", "--precision", "mixed_float16")
+    answer = query("updates.run_overflow", complete_script, *flags)
+    weights = []
+    for values, scales in answer["steps"]:
+        for first, second in [*values, scales]:
+            assert str(first) == str(second)  # also if both are NaN
+        weights.append(str(values[:4]))
+    assert weights[0] == weights[1] != weights[2]  # The second step changes no weight.
+    scales = [scales for _, scales in answer["steps"]]
+    assert scales == [
+        [1024] * 2,
+        [512] * 2,
+        [512] * 2,
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_gradients_are_summed_over_replicas_once(precision, complete_script):
+    flags = ("--replicas", "2", "--precision", precision)
+    answer = query("updates.run_overflow", complete_script, *flags)
+    # In half precision, one number more: whether there was an overflow.
+    more = 1 if precision == "mixed_float16" else 0
+    assert answer["summed"] == answer["weights"] + more
+
+
+# In the fourth step, the last replica's gradients overflow. The optimizer's counter has the steps
+# since the scale has changed.
+OVERFLOW = """
+@wraps_original
+def compute_gradients(original, batch):
+    loss, gradients = original(batch)
+    context = tf.distribute.get_replica_context()
+    is_last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
+    is_fourth = (optimizer.step_counter == 3) & (optimizer.dynamic_scale == 2.0**15)
+    factor = tf.where(is_last & is_fourth, math.inf, 1.0)
+    return loss, [gradient * factor for gradient in gradients]
+"""
+
+
+@pytest.mark.long
+def test_overflow_skips_one_step_on_any_replicas(train_once):
+    flags = ("--epochs", "1", "--steps-per-loop", "1", "--precision", "mixed_float16")
+    losses = []
+    for replicas in (1, 2, 4):
+        run_dir = train_once(
+            *flags,
+            *flags_of(replicas),
+            code=(NO_DROPOUT, OVERFLOW),
+        )
+        _, variables = read_checkpoint(run_dir, 19)
+        # LossScaleOptimizer's steps since the last change of its scale, and the scale.
+        assert variables[2:4] == [19 - 4, 2**15 / 2]
+        losses.append([line["loss"] for line in read_numbers(run_dir)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-2)
+
+
+# --------------------------------------------------------------------------------------------------
+# XLA
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "size", "flags"),
+    [
+        pytest.param("image_classification", "essential", "", marks=LONG),
+        pytest.param("text_classification", "essential", "", marks=LONG),
+        pytest.param("tabular_regression", "essential", "", marks=LONG),
+        ("image_classification", "complete", "--clip-norm 1 --ema-momentum 0.9"),
+        pytest.param("tabular_regression", "complete", "--accumulation-steps 2", marks=LONG),
+    ],
+)
+def test_steps_are_compiled_whole(task, size, flags, render, tmp_path):
+    """A TPU needs that XLA compiles each step: all shapes known, and no calls of the host.
+
+    XLA is used for a CPU here. It draws other random numbers for Dropout.
+    """
+    script = render(tmp_path, task=task, script=size) / "train.py"
+    flags = ("--run-dir", tmp_path / "run", *flags.split())
+    for step, answer in query("updates.compile_steps", script, *flags).items():
+        assert answer["dynamic"] == [], step
+        for operation in answer["operations"]:
+            assert not any(word in operation for word in ("PyFunc", "Print", "Summ")), step
+        tolerance = 1e-5
+        if step == "train_step" or task == "text_classification":
+            tolerance = 0.05
+        assert answer["compiled"] == pytest.approx(answer["plain"], rel=tolerance), step

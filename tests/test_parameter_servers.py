@@ -1,0 +1,653 @@
+"""Parameter servers: a chief, workers and servers on this machine, killed and restarted.
+
+Which worker takes which step depends on arrival order, so no two runs are bit-identical. The tests
+check which steps were taken, what was restored and what was learned.
+"""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from parameter_servers import (
+    RECORD_STEPS,
+    STEPS_PER_EPOCH,
+    TASKS,
+    Cluster,
+    assert_codes,
+    assert_each_example_once,
+)
+from rendering import TEMPLATE
+from running import (
+    assert_one_line,
+    create_command,
+    environment,
+    find_free_ports,
+    list_checkpoints,
+    read_metrics,
+    run_commands,
+    run_project_tests,
+    run_script,
+    train,
+    wait_for_more_lines,
+    wait_until,
+)
+from test_recipes import split_blocks
+from variants import apply_blocks, replace_image_model, replace_text, write_copies
+
+LONG = pytest.mark.long
+
+
+@pytest.fixture
+def cluster(server_script, tmp_path):
+    """Return a function that returns a cluster of a variant. The processes end with the test."""
+    clusters = []
+
+    def create(*codes, script=server_script, tasks=TASKS):
+        clusters.append(Cluster(script, tmp_path, codes, tasks))
+        return clusters[-1]
+
+    yield create
+    for each in clusters:
+        each.kill()
+
+
+def find_number(pattern, text):
+    """Return the number in the one place of a text that matches a pattern."""
+    [number] = re.findall(pattern, text)
+    return float(number)
+
+
+def find_training_steps(run_dir):
+    return [line["step"] for line in read_metrics(run_dir) if line["split"] == "train"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps
+# --------------------------------------------------------------------------------------------------
+
+
+def test_two_workers_take_each_example_once_per_epoch(cluster):
+    tasks = cluster(RECORD_STEPS)
+    output = tasks.train("--epochs", "3")
+    assert "parameter_server on 2 × worker, 2 × ps, 19 steps " in output
+    assert tasks.have_all_workers_begun()
+    assert len(tasks.read_all_steps()) == 3 * STEPS_PER_EPOCH
+    assert_each_example_once(tasks.read_all_steps(), 3)
+    assert find_training_steps(tasks.run_dir) == [19, 38, 57]
+
+
+@pytest.mark.long
+def test_evaluation_by_workers_equals_that_of_one_process(cluster):
+    tasks = cluster()
+    tasks.train("--epochs", "3")
+    assert_evaluation_repeats_the_test(tasks.scripts["chief", 0], tasks.run_dir)
+    assert not list(tasks.run_dir.glob("finished-*"))
+
+
+def assert_evaluation_repeats_the_test(script, run_dir):
+    """Assert that a script prints what the run's test line says."""
+    line = read_metrics(run_dir)[-1]
+    assert line["split"] == "test"
+    for name in ("step", "epoch", "split"):
+        del line[name]
+    result = " ".join(f"{name} {value:.4f}" for name, value in line.items())
+    output = train(script, "--mode", "evaluate", "--run-dir", run_dir)
+    assert f"test {result}" in output
+
+
+# --------------------------------------------------------------------------------------------------
+# Worker failures
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_killed_worker_takes_steps_again_when_it_is_restarted(cluster):
+    tasks = cluster(RECORD_STEPS).start("--epochs", "500")
+    wait_until(lambda: len(tasks.read_steps(0)) > 20, tasks.chief)
+    tasks.processes["worker", 0].kill()
+    wait_for_more_lines(tasks.run_dir, 2, tasks.chief)  # without it
+    before = len(tasks.read_steps(0))
+    tasks.start(tasks=[("worker", 0)])
+    wait_until(lambda: len(tasks.read_steps(0)) > before + 20, tasks.chief)
+    tasks.chief.send_signal(signal.SIGTERM)
+    outcomes = tasks.finish()
+    assert_codes(outcomes, 143)
+    assert "worker 0 failed" in outcomes["chief", 0].output
+    stopped = int(
+        find_number(
+            r"saved at step (\d+)",
+            "".join(outcomes["chief", 0][1:]),
+        )
+    )
+    # All steps were taken, by either worker. Those that were under way may be taken twice.
+    steps = tasks.read_all_steps()
+    assert {step for step, _ in steps} == set(range(stopped))
+    assert len(steps) <= stopped + 2
+    assert len(set(steps)) == stopped
+
+
+@pytest.mark.long
+def test_run_completes_without_a_killed_worker(cluster):
+    tasks = cluster(RECORD_STEPS).start("--epochs", "8")
+    wait_until(lambda: len(tasks.read_steps(1)) > 5, tasks.chief)
+    tasks.processes["worker", 1].kill()
+    outcomes = tasks.finish()
+    assert outcomes.pop(("worker", 1)).code == -signal.SIGKILL
+    assert_codes(outcomes, 0)
+    assert_each_example_once(tasks.read_all_steps(), 8)
+    assert read_metrics(tasks.run_dir)[-1]["split"] == "test"
+
+
+@pytest.mark.long
+def test_slow_worker_takes_fewer_steps(cluster):
+    tasks = cluster(RECORD_STEPS).start("--epochs", "12")
+    wait_until(tasks.have_all_workers_begun, tasks.chief)
+    before = [len(tasks.read_steps(index)) for index in (0, 1)]
+    worker = tasks.processes["worker", 1]
+    while tasks.chief.poll() is None:  # The worker runs a tenth of the time.
+        worker.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)
+        worker.send_signal(signal.SIGCONT)
+        time.sleep(0.03)
+    outcomes = tasks.finish()
+    assert_codes(outcomes, 0)
+    assert "failed" not in outcomes["chief", 0].output
+    fast = len(tasks.read_steps(0)) - before[0]
+    slow = len(tasks.read_steps(1)) - before[1]
+    assert 0 < 2 * slow < fast
+    assert_each_example_once(tasks.read_all_steps(), 12)
+
+
+@pytest.mark.long
+def test_worker_that_hangs_does_not_block_others_within_a_loop(cluster):
+    flags = ("--epochs", "2", "--global-batch-size", "2", "--steps-per-loop", "1000")
+    tasks = cluster(RECORD_STEPS).start(*flags)
+    wait_until(tasks.have_all_workers_begun, tasks.chief)
+    worker = tasks.processes["worker", 1]
+    worker.send_signal(signal.SIGSTOP)
+    before = len(tasks.read_steps(0))
+    # More steps than are scheduled at a time, of the 628 of the loop.
+    wait_until(lambda: len(tasks.read_steps(0)) > before + 50, tasks.chief)
+    worker.send_signal(signal.SIGCONT)
+    assert_codes(tasks.finish(), 0)
+    assert_each_example_once(tasks.read_all_steps(), 2, 628)
+
+
+# --------------------------------------------------------------------------------------------------
+# Failures of servers and the chief
+# --------------------------------------------------------------------------------------------------
+
+
+def wait_for_run(tasks, lines):
+    """Wait until a run has its log, and then for some lines."""
+    wait_until((tasks.run_dir / "metrics.jsonl").exists, tasks.chief)
+    wait_for_more_lines(tasks.run_dir, lines, tasks.chief)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "task",
+    [("ps", 1), ("chief", 0)],
+    ids=["ps", "chief"],
+)
+def test_job_resumes_after_a_server_or_the_chief_was_killed(task, cluster):
+    flags = ("--epochs", "6", "--checkpoint-every-steps", "10")
+    tasks = cluster(RECORD_STEPS).start(*flags)
+    wait_for_run(tasks, 4)
+    tasks.processes[task].kill()
+    outcomes = tasks.finish()
+    assert outcomes.pop(task).code == -signal.SIGKILL
+    assert_codes(outcomes, 143)
+    if task != ("chief", 0):
+        assert_one_line(outcomes["chief", 0].errors, "failed", "start all")
+    before = [len(tasks.read_steps(index)) for index in (0, 1)]
+    resumed = int(find_number(r"resumed at step (\d+)", tasks.train()))
+    assert resumed >= STEPS_PER_EPOCH
+    later = tasks.read_steps(0)[before[0] :] + tasks.read_steps(1)[before[1] :]
+    assert sorted(step for step, _ in later) == list(range(resumed, 6 * STEPS_PER_EPOCH))
+    assert_undisturbed(tasks)
+
+
+def assert_undisturbed(tasks):
+    """Assert that repeated steps had the same examples, and that the log reads as one run."""
+    assert_each_example_once(tasks.read_all_steps(), 6)
+    expected = []
+    for epoch in range(6):
+        expected += [19 * epoch + 9, 19 * epoch + 19]
+    assert find_training_steps(tasks.run_dir) == expected
+
+
+@pytest.mark.long
+def test_sigterm_to_all_tasks_saves_first(cluster):
+    tasks = cluster().start("--epochs", "500")
+    wait_for_run(tasks, 3)
+    began = time.monotonic()
+    for process in tasks.processes.values():
+        process.send_signal(signal.SIGTERM)
+    outcomes = tasks.finish()
+    assert time.monotonic() - began < 20
+    assert_codes(outcomes, 143)
+    step = int(
+        find_number(
+            r"saved at step (\d+)",
+            "".join(outcomes["chief", 0][1:]),
+        )
+    )
+    assert step in list_checkpoints(tasks.run_dir)
+
+
+@pytest.mark.long
+def test_sigterm_ends_tasks_that_wait_for_the_chief(cluster):
+    tasks = cluster().start(
+        tasks=[
+            ("worker", 0),
+            ("ps", 1),
+        ]
+    )
+    for process in tasks.processes.values():
+        wait_until(lambda process=process: "serves" in process.read_output(), process)
+        process.send_signal(signal.SIGTERM)
+    assert_codes(tasks.finish(), 143)
+
+
+# --------------------------------------------------------------------------------------------------
+# Checkpoints and learning
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_parameter_server_and_synchronous_scripts_resume_each_other(
+    cluster, essential_script, tmp_path
+):
+    tasks = cluster()
+    tasks.train("--epochs", "1")
+    [synchronous] = write_copies(essential_script, [tmp_path / "synchronous"])
+    assert_evaluation_repeats_the_test(synchronous, tasks.run_dir)
+    output = train(synchronous, "--epochs", "3", "--run-dir", tasks.run_dir)
+    assert "resumed at step 19" in output
+    assert "resumed at step 57" in tasks.train("--epochs", "5")
+    assert_evaluation_repeats_the_test(synchronous, tasks.run_dir)
+    line = read_metrics(tasks.run_dir)[-1]
+    assert (line["step"], line["split"]) == (95, "test")
+
+
+@pytest.mark.long
+def test_digits_are_learned_and_an_evaluator_follows(cluster):
+    tasks = cluster(tasks=(*TASKS, ("evaluator", 0)))
+    outcomes = tasks.start().finish()
+    assert_codes(outcomes, 0)
+    test_line = read_metrics(tasks.run_dir)[-1]
+    assert test_line["accuracy"] >= 0.95
+    [*_, line] = [line for line in read_metrics(tasks.run_dir) if line["split"] == "validation"]
+    result = f"step {line['step']}  validation loss {line['loss']:.4f}"
+    assert result in outcomes["evaluator", 0].output
+
+
+@pytest.mark.long
+def test_diabetes_is_learned(cluster, render, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tabular")
+    project = render(folder, task="tabular_regression", distribution="parameter_server")
+    tasks = cluster(script=project / "train.py")
+    tasks.train()
+    assert read_metrics(tasks.run_dir)[-1]["mean_absolute_error"] < 45.3  # the baseline's
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sample", "gan"])
+def test_recipes_train_in_one_process(name, server_script, tmp_path):
+    script = write_recipe(server_script, tmp_path, name)
+    train(script, "--epochs", "1", "--global-batch-size", "16")
+    assert_evaluation_repeats_the_test(script, tmp_path / "run")
+
+
+@pytest.mark.long
+def test_recipe_with_two_models_trains_on_a_cluster(cluster, server_script, tmp_path):
+    script = write_recipe(server_script, tmp_path, "gan")
+    tasks = cluster(script=script)
+    tasks.train("--epochs", "1", "--global-batch-size", "16")
+    assert_evaluation_repeats_the_test(script, tasks.run_dir)
+
+
+def write_recipe(script, folder, name):
+    """Write a script with a recipe of docs/edits.md. Return its path."""
+    code, _ = split_blocks(name)
+    text, _ = apply_blocks(script.read_text(encoding="utf-8"), code)
+    copy = folder / "train.py"
+    copy.write_text(text, encoding="utf-8")
+    return copy
+
+
+# --------------------------------------------------------------------------------------------------
+# Embeddings on several servers
+# --------------------------------------------------------------------------------------------------
+
+
+def read_python_block(path, beginning):
+    """Return the one block of Python in a page that begins with a text."""
+    pattern = rf"```python\n({re.escape(beginning)}.*?)```"
+    [code] = re.findall(pattern, path.read_text(encoding="utf-8"), re.DOTALL)
+    return code
+
+
+INTEGER_IMAGES = """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return tf.cast(images, tf.int32), labels
+"""
+# Prints the rows and the device of the parts of the embedding and of the optimizer's moments.
+PRINT_DEVICES = """
+@wraps_original
+def train(original, *args, **kwargs):
+    if state.step == 0:
+        tables = [*model.trainable_variables[:2], *optimizer.variables[2:6]]
+        print("devices", json.dumps([[x.shape[0], x.value.device] for x in tables]))
+    return original(*args, **kwargs)
+"""
+
+
+@pytest.mark.long
+def test_parts_of_an_embedding_are_on_both_servers(cluster):
+    readme = TEMPLATE / "templates" / "parameter_server" / "README.md"
+    model = replace_image_model(
+        "SplitEmbedding(17, 8, parts=2)",
+        "keras.layers.Flatten()",
+        'keras.layers.Dense(64, activation="silu")',
+        "keras.layers.Dropout(0.3)",
+        "keras.layers.Dense(10)",
+    ).replace("keras.Input([8, 8, 1])", 'keras.Input([8, 8, 1], dtype="int32")')
+    layer = read_python_block(readme, "@keras")
+    tasks = cluster(layer, model, INTEGER_IMAGES, PRINT_DEVICES)
+    output = tasks.train("--epochs", "8")
+    [text] = re.findall(r"(?m)^devices (.*)$", output)
+    servers = [(rows, find_number(r"ps/.*task:(\d)", name)) for rows, name in json.loads(text)]
+    assert {rows for rows, _ in servers[:2]} == {9, 8}
+    assert {server for _, server in servers[:2]} == {0, 1}
+    # The moments are on the same server as their rows.
+    assert sorted(servers[2:]) == sorted(servers[:2] * 2)
+    assert read_metrics(tasks.run_dir)[-1]["accuracy"] > 0.8
+
+
+@pytest.mark.long
+def test_keras_cannot_train_a_partitioned_variable(tmp_path):
+    """The README's program. Once it works, the README's layer is not needed."""
+    code = read_python_block(TEMPLATE / "README.md", "import keras")
+    assert "FixedShardsPartitioner" in code
+    for port, free in zip(("2221", "2222", "2223"), find_free_ports(3), strict=True):
+        code = code.replace(f"localhost:{port}", f"localhost:{free}")
+    (tmp_path / "program.py").write_text(code, encoding="utf-8")
+    outcome = run_script(tmp_path / "program.py")
+    assert outcome.code == 1
+    message = "AttributeError: 'ShardedVariable' object has no attribute 'handle'\n"
+    assert outcome.errors.endswith(message)
+
+
+@pytest.mark.long
+def test_project_tests_pass(render, tmp_path):
+    finished = run_project_tests(render(tmp_path, distribution="parameter_server"), "-q")
+    assert finished.returncode == 0, finished.stdout
+    assert " skipped" not in finished.stdout
+
+
+# --------------------------------------------------------------------------------------------------
+# Wrong input
+# --------------------------------------------------------------------------------------------------
+
+CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
+WORKER = {"type": "worker", "index": 0}
+NO_CHIEF = {"worker": ["a:1", "b:1"]}
+NO_WORKER = {"chief": ["a:1"], "ps": ["b:1"]}
+
+
+def config_text(cluster=CLUSTER, task=WORKER, **jobs):
+    return json.dumps({"cluster": {**cluster, **jobs}, "task": task})
+
+
+# By name: a TF_CONFIG, and what the line has to name beside "TF_CONFIG".
+BAD_TF_CONFIGS = {
+    "no JSON": ("{cluster:",),
+    "list": ("[]",),
+    "no task": (json.dumps({"cluster": CLUSTER}), "task"),
+    "no cluster": (json.dumps({"task": WORKER}), "cluster"),
+    "no server": (config_text(ps=[]), "ps"),
+    "no chief": (config_text(NO_CHIEF), "chief"),
+    "no worker": (config_text(NO_WORKER), "worker"),
+    "index out of range": (config_text(task=WORKER | {"index": 2}), "2"),
+    "index is a text": (config_text(task=WORKER | {"index": "0"}),),
+    "type not in the cluster": (config_text(task={"type": "master", "index": 0}), "master"),
+    "master": (config_text(master=["d:1"]), "master"),
+    "two chiefs": (config_text(chief=["a:1", "a:2"]), "one chief"),
+    "no port": (config_text(ps=["c"]), "c is not host:port"),
+    "port is a text": (config_text(ps=["c:x"]), "x"),
+    "servers are a number": (config_text(ps=1),),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_outcomes(once, server_script, tmp_path_factory):
+    """Return the outcomes of a script with each of BAD_TF_CONFIGS, by name."""
+
+    def run_all():
+        folder = tmp_path_factory.mktemp("rejected")
+        texts = [text for text, *_ in BAD_TF_CONFIGS.values()]
+        commands = [
+            create_command(server_script, folder, ["--epochs", "1"], {"TF_CONFIG": text})
+            for text in texts
+        ]
+        outcomes = run_commands(commands)
+        assert list(folder.iterdir()) == []
+        return dict(zip(BAD_TF_CONFIGS, outcomes, strict=True))
+
+    return once(run_all)
+
+
+@pytest.mark.parametrize("name", BAD_TF_CONFIGS)
+def test_bad_tf_config_is_rejected(name, bad_outcomes):
+    code, output, errors = bad_outcomes[name]
+    _, *words = BAD_TF_CONFIGS[name]
+    assert (code, output) == (2, ""), errors
+    assert_one_line(errors, "TF_CONFIG", '"ps"', *words)
+
+
+@pytest.mark.long
+def test_port_in_use_is_rejected(cluster):
+    tasks = cluster().start(tasks=[("worker", 0)])
+    first = tasks.processes["worker", 0]
+    wait_until(lambda: "serves" in first.read_output(), first)
+    tasks.start(tasks=[("worker", 0)])
+    outcome = tasks.finish()["worker", 0]
+    assert first.poll() is None
+    first.kill()
+    assert outcome.code == 2
+    assert_one_line(outcome.errors, "worker 0", "127.0.0.1:")
+
+
+# --------------------------------------------------------------------------------------------------
+# The launcher, with a train.py of a few lines
+# --------------------------------------------------------------------------------------------------
+
+# Each task records its starts, and ends after the chief.
+BEGINNING = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+name = f"{task['type']}-{task['index']}"
+with open(name, "a") as file:
+    file.write("start ")
+
+
+def count(name):
+    return Path(name).read_text().count("start") if Path(name).exists() else 0
+
+
+def wait_for(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+"""
+WAIT_FOR_ALL = """
+wait_for(lambda: all(map(count, ("chief-0", "ps-0", "ps-1", "worker-0", "worker-1"))))
+"""
+END = f"""
+if name == "chief-0":
+    {WAIT_FOR_ALL.strip()}
+    Path("finished").touch()
+wait_for(lambda: Path("finished").exists())
+"""
+WAIT_FOR_RESTART = """
+if name == "chief-0":
+    wait_for(lambda: count("worker-1") == 2)
+"""
+# In the first start, a task waits to be ended with the others.
+STAY_ONCE = """
+if count(name) == 1:
+    time.sleep(30)
+"""
+REJECT_INPUT = """
+if name == "chief-0":
+    sys.exit(2)
+time.sleep(30)
+"""
+FOUR = ("--ps", "2", "--workers", "2")
+STARTED_ONCE = {"chief-0": 1, "ps-0": 1, "ps-1": 1, "worker-0": 1, "worker-1": 1}
+
+
+def kill_once(name):
+    """Return code that kills a task in its first start."""
+    return f"""
+if name == {name!r} and count(name) == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def launch(server_script, tmp_path):
+    """Return a function that runs the launcher. It returns the finished process and the starts."""
+    (tmp_path / "launch").mkdir()
+    replace_text(server_script.parent / "launch" / "local.py", tmp_path / "launch")
+
+    def run_launcher(*codes, flags=FOUR):
+        (tmp_path / "train.py").write_text(
+            "".join([BEGINNING, *codes]),
+            encoding="utf-8",
+        )
+        finished = subprocess.run(
+            [sys.executable, "launch/local.py", *flags],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        records = tmp_path.glob("*-[01]")
+        return finished, {path.name: path.read_text().count("start") for path in records}
+
+    return run_launcher
+
+
+@pytest.mark.long
+def test_killed_worker_alone_is_restarted(launch):
+    finished, starts = launch(kill_once("worker-1"), WAIT_FOR_RESTART, END)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert starts == STARTED_ONCE | {"worker-1": 2}
+    assert re.search(r"worker 1 was killed by SIGKILL.* restart 1 of 3", finished.stdout)
+
+
+@pytest.mark.long
+def test_run_completes_without_a_worker_that_has_no_restart_left(launch):
+    flags = (*FOUR, "--max-restarts", "0")
+    finished, starts = launch(kill_once("worker-1"), "time.sleep(0.5)\n", END, flags=flags)
+    assert finished.returncode == 0
+    assert starts == STARTED_ONCE
+    assert re.search(r"worker 1 was killed by SIGKILL.* no restart", finished.stdout)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", ["ps 0", "chief 0"])
+def test_all_tasks_are_restarted_after_a_server_or_the_chief_was_killed(task, launch):
+    kill = kill_once(task.replace(" ", "-"))
+    finished, starts = launch(WAIT_FOR_ALL, kill, STAY_ONCE, END)
+    assert (finished.returncode, finished.stderr) == (0, ""), finished.stdout
+    assert set(starts.values()) == {2}
+    assert re.search(rf"{task} was killed by SIGKILL.* restart 1 of 3", finished.stdout)
+
+
+@pytest.mark.long
+def test_wrong_input_of_the_chief_ends_all_tasks(launch):
+    finished, starts = launch(REJECT_INPUT)
+    assert (finished.returncode, finished.stderr) == (2, "")
+    assert max(starts.values()) == 1
+    assert "chief 0 ended with exit code 2" in finished.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "flags",
+    [("--workers", "2"), ("--ps", "0", "--workers", "2")],
+)
+def test_launcher_rejects_a_cluster_without_servers(flags, launch):
+    finished, _ = launch("", flags=flags)
+    assert (finished.returncode, finished.stdout) == (2, "")
+    [line] = finished.stderr.splitlines()
+    assert "--ps" in line
+
+
+# --------------------------------------------------------------------------------------------------
+# Job files
+# --------------------------------------------------------------------------------------------------
+
+NAMES = [f"x-{number}.x:2222" for number in range(4)]
+JOB_CLUSTER = {
+    "chief": NAMES[:1],
+    "ps": NAMES[1:2],
+    "worker": NAMES[2:],
+}
+JOB_TASKS = [
+    ("chief", 0),
+    ("ps", 0),
+    ("worker", 0),
+    ("worker", 1),
+]
+ANSWERS = {"distribution": "parameter_server", "project_slug": "x"}
+
+
+def run_shell(shell, code, **variables):
+    """Run shell code that prints TF_CONFIG. Return its value."""
+    env = environment(SERVERS="1", **variables)
+    finished = subprocess.run(
+        [shell, "-c", code],
+        env=env,
+        capture_output=True,
+        check=True,
+    )
+    return json.loads(finished.stdout)
+
+
+def expected_config(number):
+    job, index = JOB_TASKS[number]
+    return {"cluster": JOB_CLUSTER, "task": {"type": job, "index": index}}
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_slurm_job_gives_each_task_its_role(number, render, tmp_path):
+    path = render(tmp_path, cluster="slurm", **ANSWERS) / "launch" / "slurm.sbatch"
+    [code] = re.findall(r"bash -c '\n(.*?)\n +' task", path.read_text("utf-8"), re.DOTALL)
+    code = code.replace('"$@"', 'echo "$TF_CONFIG"')
+    variables = {"ADDRESSES": ",".join(NAMES), "SLURM_PROCID": str(number)}
+    assert run_shell("bash", code, **variables) == expected_config(number)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_kubernetes_job_gives_each_task_its_role(number, render, tmp_path):
+    path = render(tmp_path, cluster="kubernetes", **ANSWERS) / "launch" / "kubernetes.yaml"
+    [code] = re.findall(r"- \|\n(.*?)\n +exec python", path.read_text("utf-8"), re.DOTALL)
+    variables = {"NAME": "x", "WORKERS": "2", "JOB_COMPLETION_INDEX": str(number)}
+    config = run_shell("sh", f'{code}\necho "$TF_CONFIG"', **variables)
+    assert config == expected_config(number)

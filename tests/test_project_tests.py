@@ -1,0 +1,654 @@
+"""The project's own tests: they pass as rendered, and report what people get wrong in the hooks.
+
+A test plants a mistake in the train.py of a project and runs the project's tests, or those that
+must find it. They must fail, with a message that names the hook and the cause.
+"""
+
+import os
+import re
+
+import pytest
+from running import run_project_tests
+from variants import IMAGE_LAYERS, replace_image_model, write_variant
+
+LONG = pytest.mark.long
+HOOKS = (
+    "create_datasets",
+    "adapt",
+    "fetch",
+    "preprocess",
+    "create_model_and_optimizer",
+    "create_loss_objects",
+    "create_metrics",
+    "compute_losses",
+    "compute_loss",
+    "train_step",
+)
+
+# The project's tests.
+REPLICAS = "numbers_do_not_depend_on_the_replicas"
+EVALUATION = "evaluation_counts_every_example_once"
+KILLED = "killed_run_resumes_to_the_same_bits"
+WORKERS = "two_workers_equal_two_replicas"
+EXPORT = "export_predicts_what_the_model_does"
+CONTRACT = "contract"
+
+
+def contract_of(hook):
+    return f"hook_keeps_its_contract[{hook}]"
+
+
+ALL_TESTS = {*map(contract_of, HOOKS), REPLICAS, EVALUATION, KILLED, WORKERS, EXPORT}
+
+
+class Report:
+    """What the tests of a project reported."""
+
+    def __init__(self, project, finished):
+        self.project = project
+        summary = r"(?m)^(PASSED|FAILED|ERROR) tests/test_train\.py::test_(\S+)"
+        found = re.findall(summary, finished.stdout)
+        self.outcomes = {name: outcome for outcome, name in found}
+        self.failed = {name for outcome, name in found if outcome != "PASSED"}
+        assert finished.stderr == ""
+        assert finished.returncode == (1 if self.failed or not found else 0), finished.stdout
+        # What a user reads about failures, up to the summary.
+        self.output = finished.stdout.partition("short test summary")[0]
+
+
+@pytest.fixture
+def run_tests(render, tmp_path):
+    """Return a function that runs the tests of a project whose train.py has more code."""
+
+    def run(*code, only="", **answers):
+        project = render(tmp_path, **answers)
+        write_variant(project / "train.py", project, *code)
+        return Report(project, run_project_tests(project, "-rA", "-k", only))
+
+    return run
+
+
+def measure_processor_time():
+    """Return the processor time of the processes that this one has waited for, in seconds."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+# Each task and each size: hooks, steps and tests of both sizes are the same.
+@pytest.mark.parametrize(
+    ("task", "script"),
+    [
+        ("image_classification", "essential"),
+        pytest.param("text_classification", "complete", marks=LONG),
+        pytest.param("tabular_regression", "essential", marks=LONG),
+    ],
+)
+def test_project_tests_pass_as_rendered(task, script, run_tests):
+    start = measure_processor_time()
+    report = run_tests(task=task, script=script)
+    assert set(report.outcomes) == ALL_TESTS
+    assert not report.failed, report.output
+    assert measure_processor_time() - start < 600
+    assert_lists_marks(report)
+
+
+def assert_lists_marks(report):
+    """Assert that a report ends with the places in train.py that are marked TODO(you)."""
+    lines = (report.project / "train.py").read_text(encoding="utf-8").splitlines()
+    marks = []
+    for number, line in enumerate(lines, start=1):
+        if "# TODO(you):" in line:
+            marks.append(f"train.py:{number}: {line[line.index('TODO(you):') :]}")
+    assert len(marks) > 8
+    assert [line for line in report.output.splitlines() if "TODO(you): " in line] == marks
+    assert "TODO(you) still in train.py" in report.output
+
+
+def test_removed_marks_are_not_listed(render, tmp_path):
+    project = render(tmp_path)
+    script = project / "train.py"
+    lines = script.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if "TODO(you): your loss" not in line]
+    assert len(kept) == len(lines) - 1
+    script.write_text("".join(kept), encoding="utf-8")
+    finished = run_project_tests(project, "-rA", "-k", "contract and compute_losses")
+    assert "your loss" not in finished.stdout
+    assert "TODO(you): your data" in finished.stdout
+
+
+# --------------------------------------------------------------------------------------------------
+# Hooks with mistakes
+# --------------------------------------------------------------------------------------------------
+
+
+def return_batch(images="tf.cast(images, tf.float32)", labels="labels", before=""):
+    """Return code of a `preprocess` that returns two expressions, after a statement."""
+    return f"""
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    {before}
+    return {images}, {labels}
+"""
+
+
+def augment(expression):
+    """Return code of a `preprocess` that changes its images in training."""
+    return f"""
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    images = tf.cast(images, tf.float32)
+    if training:
+        images = {expression}
+    return images, labels
+"""
+
+
+def return_losses(expression):
+    """Return code of a `compute_losses` that returns an expression of the losses."""
+    return f"""
+def compute_losses(labels, predictions):
+    losses = loss_object(labels, predictions)
+    return {expression}
+"""
+
+
+def return_loss(expression):
+    """Return code of a `compute_loss` that returns an expression of the losses."""
+    return f"""
+def compute_loss(labels, predictions, sample_weight):
+    losses = compute_losses(labels, predictions)
+    return {expression}
+"""
+
+
+def use_loss(expression):
+    return f"""
+def create_loss_objects(strategy):
+    with strategy.scope():
+        return {expression}
+"""
+
+
+def use_metrics(*expressions):
+    return f"""
+def create_metrics(strategy):
+    with strategy.scope():
+        return tuple([{", ".join(expressions)}] for _ in range(3))
+"""
+
+
+def change_splits(expression):
+    """Return code of a `create_datasets` that changes each split."""
+    return f"""
+@wraps_original
+def create_datasets(original):
+    return [{expression} for split in original()]
+"""
+
+
+UPDATE_METRICS = "update_metrics(train_metrics, labels, predictions, sample_weight)"
+
+
+def use_steps(unpack="features, labels, sample_weight", update=UPDATE_METRICS):
+    """Return code of a `compute_gradients` that unpacks a batch and updates the metrics."""
+    return f"""
+def compute_gradients(batch):
+    {unpack} = batch
+    with tf.GradientTape() as tape:
+        predictions = model(features, training=True)
+        loss = compute_loss(labels, predictions, sample_weight)
+        scaled_loss = optimizer.scale_loss(loss)
+    {update}
+    weights = model.trainable_variables
+    return loss, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
+"""
+
+
+def end_model_with(*layers):
+    """Return code of the image model with other layers at its end."""
+    return replace_image_model(*IMAGE_LAYERS, *layers)
+
+
+ACCURACY = 'keras.metrics.SparseCategoricalAccuracy(name="accuracy")'
+MEAN_METRIC = use_metrics('keras.metrics.MeanAbsoluteError(name="error")')
+PLAIN_MODEL = end_model_with("keras.layers.Dense(10)")
+
+# Losses that are written by hand, for labels [batch] and predictions [batch, 1] or the reverse.
+SQUARES = use_loss("lambda labels, x: tf.reduce_mean(tf.square(labels - x), axis=-1)")
+PAIRS = use_loss("lambda labels, x: tf.square(labels - x)")
+
+# A model with a class of its own, which doesn't use one of its layers.
+FORGETFUL = """
+class Forgetful(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.used = keras.layers.Dense(10)
+        self.unused = keras.layers.Dense(5, name="forgotten")
+        self.unused.build([None, 64])
+
+    def call(self, inputs):
+        return self.used(keras.layers.Flatten()(inputs))
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        model = Forgetful()
+        model(tf.zeros([1, 8, 8, 1]))
+        return model, keras.optimizers.Adam(2e-3)
+"""
+
+# A metric that creates a variable late, as keras.metrics.R2Score and F1Score do.
+LATE_METRIC = f"""
+class LateAccuracy(keras.metrics.SparseCategoricalAccuracy):
+    late = None
+
+    def update_state(self, *args):
+        self.late = self.late or self.add_variable((), "zeros", name="late")
+        super().update_state(*args)
+
+{use_metrics('LateAccuracy(name="accuracy")')}
+"""
+
+# A metric with one number per class, as none of Keras's own metrics is.
+VECTOR_METRIC = f"""
+class Each(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="each")
+        self.seen = self.add_variable([10], "zeros", name="seen")
+
+    def update_state(self, labels, predictions, sample_weight):
+        weights = tf.one_hot(labels, 10) * sample_weight[:, None]
+        self.seen.assign_add(tf.reduce_sum(weights, axis=0))
+
+    def result(self):
+        return tf.convert_to_tensor(self.seen)
+
+{use_metrics("Each()")}
+"""
+
+NOISE = f"""
+class Noise(keras.layers.Layer):
+    def call(self, inputs, training=False):
+        return inputs + tf.random.normal(tf.shape(inputs)) if training else inputs
+
+{end_model_with("Noise()", "keras.layers.Dense(10)")}
+"""
+
+# A model that draws random numbers itself, and has other layers too.
+DRAWING = """
+class Drawing(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+        self.norm = keras.layers.BatchNormalization(name="norm")
+        self.flat = keras.layers.Flatten()
+        self.dense = keras.layers.Dense(10)
+
+    def call(self, inputs, training=False):
+        x = self.norm(self.flat(inputs), training=training)
+        if training:
+            x += keras.random.normal(tf.shape(x), seed=self.seeds)
+        return self.dense(x)
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        model = Drawing()
+        model(tf.zeros([1, 8, 8, 1]))
+        return model, keras.optimizers.Adam(2e-3)
+"""
+
+METRICS_OUTSIDE = f"""
+def create_metrics(strategy):
+    return tuple([{ACCURACY}] for _ in range(3))
+"""
+
+UPDATE_WITH_SLICES = """
+def train_step(batch):
+    loss, gradients = compute_gradients(batch)
+    optimizer.apply(gradients, model.trainable_variables)
+    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
+"""
+EMBEDDING = replace_image_model(
+    "keras.layers.Embedding(17, 4)",
+    "keras.layers.Flatten()",
+    "keras.layers.Dense(10)",
+)
+
+LOSES_SHAPES = """
+def fetch(batch):
+    images, labels = batch
+    return tf.numpy_function(lambda x: x, [images], tf.uint8), labels
+"""
+
+# By name: the code, the hook that the message must name, and parts of the message.
+MISTAKES = {
+    "mean-in-the-loss": (
+        return_loss("tf.reduce_mean(losses)"),
+        "compute_loss",
+        ["takes the mean over a replica's own examples", "compute_average_loss"],
+    ),
+    "unscaled-regularization": (
+        return_loss(
+            "tf.add_n(model.losses) + tf.nn.compute_average_loss("
+            "losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)"
+        )
+        + end_model_with('keras.layers.Dense(10, kernel_regularizer="l2")'),
+        "compute_loss",
+        ["a regularization loss that doesn't go through tf.nn.scale_regularization_loss"],
+    ),
+    "reduced-loss": (
+        use_loss("keras.losses.SparseCategoricalCrossentropy(from_logits=True)"),
+        "create_loss_objects",
+        ["a loss that gives one number, reduced already", 'reduction="none"'],
+    ),
+    "losses-of-all-examples": (
+        return_losses("losses + tf.reduce_mean(losses)"),
+        "compute_losses",
+        ["gives an example another value in a batch than alone: it mixes the examples"],
+    ),
+    "tf-random": (
+        augment("images + tf.random.normal([8, 8, 1])"),
+        "preprocess",
+        ["other features when it is called again with the same seeds", "not from tf.random"],
+    ),
+    "one-seed-for-all": (
+        augment("tf.image.stateless_random_contrast(images, 0.5, 1.5, seed=seeds[0])"),
+        "preprocess",
+        ["for the same examples in a batch of 2 than in one of 4", "with its own seed"],
+    ),
+    "unknown-size": (
+        change_splits("split.filter(lambda image, label: label > 0)"),
+        "create_datasets",
+        [
+            "doesn't say how many examples the train and validation and test dataset",
+            "assert_cardinality",
+        ],
+    ),
+    "another-order-each-time": (
+        change_splits("split.shuffle(100, seed=time.time_ns() % 10**6)"),
+        "create_datasets",
+        ["gives the train and validation and test dataset in another order", "a seed of its own"],
+    ),
+    "labels-that-broadcast": (
+        return_batch(labels="tf.cast(labels, tf.float32)")
+        + end_model_with("keras.layers.Dense(1)")
+        + SQUARES
+        + MEAN_METRIC,
+        "create_loss_objects",
+        ["mixes the examples", "labels are (4,), predictions (4, 1)", "broadcasts"],
+    ),
+    "predictions-that-broadcast": (
+        return_batch(labels="tf.cast(labels, tf.float32)[:, None]")
+        + end_model_with("keras.layers.Dense(1)", "keras.layers.Reshape([])")
+        + PAIRS
+        + MEAN_METRIC,
+        "create_loss_objects",
+        ["gives (4, 4) for 4 examples", "labels are (4, 1), predictions (4,)", "broadcasts"],
+    ),
+    "unused-layer": (
+        FORGETFUL,
+        "create_model_and_optimizer",
+        ["get no gradient", "forgotten/kernel, ", "forgotten/bias. Is their layer used?"],
+    ),
+    "gradient-that-stops": (
+        end_model_with("keras.layers.Lambda(tf.stop_gradient)", "keras.layers.Dense(10)"),
+        "create_model_and_optimizer",
+        ["get no gradient", "conv2d", "stop_gradient"],
+    ),
+    "model-outside-the-scope": (
+        PLAIN_MODEL.replace("with strategy.scope():", "if True:"),
+        "create_model_and_optimizer",
+        ["makes variables of the model outside strategy.scope()", "Indent"],
+    ),
+    "metrics-outside-the-scope": (
+        METRICS_OUTSIDE,
+        "create_metrics",
+        ["makes variables of metrics outside strategy.scope()", "Indent"],
+    ),
+    "two-metrics-of-a-name": (
+        use_metrics(ACCURACY, ACCURACY),
+        "create_metrics",
+        ["has two values named 'accuracy'"],
+    ),
+    "metric-that-is-built-late": (
+        LATE_METRIC,
+        "create_metrics",
+        ["'accuracy', that makes variables when it is first updated"],
+    ),
+    "slices-to-the-optimizer": (
+        EMBEDDING + UPDATE_WITH_SLICES,
+        "train_step",
+        ["the gradients of sequential/embedding/embeddings as tf.IndexedSlices", "`update`"],
+    ),
+    "loss-of-pixels": (
+        return_batch(labels="tf.cast(images, tf.float32) / 16")
+        + end_model_with("keras.layers.Dense(64)", "keras.layers.Reshape([8, 8, 1])")
+        + use_loss('keras.losses.BinaryCrossentropy(from_logits=True, reduction="none")')
+        + MEAN_METRIC,
+        "create_loss_objects",
+        ["gives (4, 8, 8) for 4 examples", "tf.reduce_mean(losses, axis=[1, 2])"],
+    ),
+    "step-of-two": (
+        use_steps(unpack="features, labels"),
+        "train_step",
+        [
+            "fails in compute_gradients (train.py, line ",
+            "(features, labels, sample_weight), always",
+        ],
+    ),
+    "unbuilt-model": (
+        PLAIN_MODEL.replace("keras.Input([8, 8, 1]),", ""),
+        "create_model_and_optimizer",
+        ["returns a model that isn't built: give it keras.Input"],
+    ),
+    "vector-for-a-metric": (
+        VECTOR_METRIC,
+        "create_metrics",
+        ["has a metric, 'each', of shape (10,): the log takes one number"],
+    ),
+    "float64-weights": (
+        return_batch(labels="labels, tf.ones(tf.shape(labels), tf.float64)"),
+        "preprocess",
+        ["gives sample_weight float64 of shape (4,) for 4 examples: float32 of shape (4,) is due"],
+    ),
+    "weights-by-name": (
+        return_batch(labels="labels, {x: tf.ones(tf.shape(labels)) for x in ('a', 'b')}"),
+        "preprocess",
+        ["gives 2 sample_weights for each example, where one is due", "in compute_losses"],
+    ),
+    "weights-of-nothing": (
+        return_batch(labels="labels, tf.fill(tf.shape(labels), float(training))"),
+        "preprocess",
+        ["gives all examples of the validation split the weight 0"],
+    ),
+    "tf-random-in-a-layer": (
+        NOISE,
+        "create_model_and_optimizer",
+        ["draws random numbers which no checkpoint holds", "keras.random.SeedGenerator"],
+    ),
+    "normalization-beside-a-generator": (
+        DRAWING,
+        "create_model_and_optimizer",
+        ["makes a BatchNormalization, 'norm', that is not synchronized", "synchronized=True"],
+    ),
+    "shape-that-is-lost": (
+        LOSES_SHAPES,
+        "fetch",
+        ["returns a tensor of unknown shape", "tf.ensure_shape"],
+    ),
+    "exception": (
+        return_batch(before="images = tf.reshape(images, [-1, 7])"),
+        "preprocess",
+        ["fails (train.py, line ", "reshape"],
+    ),
+}
+SHORT_MISTAKES = ("mean-in-the-loss", "slices-to-the-optimizer")
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [name if name in SHORT_MISTAKES else pytest.param(name, marks=LONG) for name in MISTAKES],
+)
+def test_contract_reports_the_hook_and_the_cause(mistake, run_tests):
+    code, hook, words = MISTAKES[mistake]
+    report = run_tests(code, only=CONTRACT)
+    # The other hooks pass, or are skipped if this one leaves nothing to check.
+    assert report.failed == {contract_of(hook)}, report.output
+    lines = [line for line in report.output.splitlines() if line.startswith(f"{hook} ")]
+    for text in words:
+        assert text in "\n".join(lines)
+    assert "Traceback" not in report.output
+
+
+# --------------------------------------------------------------------------------------------------
+# Mistakes that show in runs
+# --------------------------------------------------------------------------------------------------
+
+
+def normalize(arguments):
+    """Return code of the image model with a BatchNormalization."""
+    rescaling, convolution, *others = IMAGE_LAYERS
+    return replace_image_model(
+        rescaling,
+        convolution,
+        f"keras.layers.BatchNormalization({arguments})",
+        *others,
+        "keras.layers.Dense(10)",
+    )
+
+
+# A BatchNormalization behind a convolution with a bias.
+IDLE_BIAS = replace_image_model(
+    "keras.layers.Rescaling(1 / 16)",
+    'keras.layers.Conv2D(32, 3, strides=2, padding="same")',
+    "keras.layers.BatchNormalization(synchronized=True)",
+    'keras.layers.Activation("silu")',
+    "keras.layers.Flatten()",
+    "keras.layers.Dense(10)",
+)
+
+# An evaluation whose metrics ignore the weights: they count the examples that fill the last batch.
+COUNTS_PADDING = """
+def evaluation_step(batch, metrics):
+    features, labels, sample_weight = batch
+    predictions = model(features, training=False)
+    update_metrics(metrics, labels, predictions, None)
+    losses = compute_losses(labels, predictions)
+    return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
+"""
+
+
+def forget_argument(default):
+    """Return code of a layer whose configuration lacks its factor, and of the default factor."""
+    layer = f"""
+@keras.saving.register_keras_serializable()
+class Times(keras.layers.Layer):
+    def __init__(self, factor{default}, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+
+    def call(self, inputs):
+        return self.factor * inputs
+
+    def get_config(self):
+        return super().get_config()
+"""
+    return layer + end_model_with("keras.layers.Dense(10)", "Times(2.0)")
+
+
+# By name: the code, the test that fails, and parts of its message.
+MISTAKES_IN_RUNS = {
+    "batch-normalization": (
+        normalize(""),
+        REPLICAS,
+        [
+            "gives other numbers on 2 replicas than on 1",
+            "create_model_and_optimizer makes a BatchNormalization, 'batch_normalization', that ",
+            "is not synchronized",
+            "give it synchronized=True",
+        ],
+    ),
+    "bias-before-normalization": (
+        IDLE_BIAS,
+        REPLICAS,
+        [
+            "gives other numbers on 2 replicas than on 1",
+            "what sequential/conv2d/bias adds, a BatchNormalization takes away again",
+            "give its layer use_bias=False",
+        ],
+    ),
+    "padding-that-counts": (
+        COUNTS_PADDING,
+        EVALUATION,
+        ["The accuracy of the test split is ", "evaluation_step", "doesn't count with sample_w"],
+    ),
+    "tf-random": (
+        MISTAKES["tf-random"][0],
+        KILLED,
+        [
+            "A run that was killed and started again gives other numbers than an undisturbed one",
+            "preprocess gives other features when it is called again with the same seeds",
+        ],
+    ),
+    "another-order-each-time": (
+        MISTAKES["another-order-each-time"][0],
+        WORKERS,
+        [
+            "Two workers give other numbers than two replicas in one process",
+            "create_datasets gives the train and validation and test dataset in another order",
+        ],
+    ),
+    "configuration-without-an-argument": (
+        forget_argument("=1.0"),
+        EXPORT,
+        [
+            "create_model_and_optimizer: model.keras in export/ predicts something else",
+            "get_config leaves out an argument",
+        ],
+    ),
+    "configuration-that-does-not-load": (
+        forget_argument(""),
+        EXPORT,
+        ["create_model_and_optimizer: model.keras in export/ can't be loaded", "get_config"],
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mistake", MISTAKES_IN_RUNS)
+def test_run_reports_the_hook_and_the_cause(mistake, run_tests):
+    code, test, words = MISTAKES_IN_RUNS[mistake]
+    report = run_tests(code, only=test)
+    assert report.outcomes == {test: "FAILED"}, report.output
+    for text in words:
+        assert text in report.output
+    assert "Traceback" not in report.output
+
+
+@pytest.mark.long
+def test_synchronized_normalization_passes(run_tests):
+    report = run_tests(normalize("synchronized=True"), only=f"{CONTRACT} or {REPLICAS}")
+    assert len(report.outcomes) == len(HOOKS) + 1
+    assert not report.failed, report.output
+
+
+UPDATE_BY_INDEX = "train_metrics[0].update_state(labels, predictions, sample_weight)"
+
+
+@pytest.mark.long
+def test_metric_by_its_index_passes(run_tests):
+    report = run_tests(use_steps(update=UPDATE_BY_INDEX), only=CONTRACT)
+    assert not report.failed, report.output
+
+
+@pytest.mark.long
+def test_exception_in_a_run_reports_the_hook(run_tests):
+    # It accepts a batch of 4, and fails in the batches of a run.
+    statement = "images = tf.ensure_shape(images, [4, 8, 8, 1])"
+    report = run_tests(return_batch(before=statement), only=REPLICAS)
+    assert report.outcomes == {REPLICAS: "FAILED"}
+    lines = (report.project / "train.py").read_text(encoding="utf-8").splitlines()
+    [line] = [number for number, line in enumerate(lines, start=1) if statement in line]
+    message = f"broke off with exit code 1. It happened in preprocess (train.py, line {line})"
+    assert message in report.output

@@ -1,0 +1,150 @@
+"""The recipes of docs/edits.md, as they stand there, in rendered projects of both sizes.
+
+The blocks of the page are put into train.py as the page says: a function or class replaces the
+one of its name, and what is new is inserted above the one that uses it. Each recipe changes only
+hooks and steps, in both sizes, and trains. One recipe in one size, both chosen at random, also
+passes the project's own tests. EDITS_SIZES=both tries all recipes in both sizes.
+"""
+
+import os
+import random
+import re
+
+import pytest
+from rendering import SIZES, TEMPLATE, assert_ruff_clean
+from running import SEED, read_metrics, run_project_tests, run_script, train
+from variants import apply_blocks
+
+PAGE = (TEMPLATE / "docs" / "edits.md").read_text(encoding="utf-8")
+# The recipes' titles, and the blocks of Python below each.
+SECTIONS = re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+BLOCKS = {
+    title: re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    for title, text in SECTIONS
+}
+
+
+def shorten(title):
+    """Return the first word of a title without its article: the name of a recipe here."""
+    return re.sub(r"\W.*", "", title.removeprefix("A ").lower())
+
+
+TITLES = {shorten(title): title for title in BLOCKS}
+# The recipes that the short tests try, of those that read files and those that don't.
+SHORT_RECIPES = ("tfrecords",)
+RECIPES = [
+    name if name in SHORT_RECIPES else pytest.param(name, marks=pytest.mark.long) for name in TITLES
+]
+
+# Few steps: the digits' own, or as many files as are written.
+FLAGS = ("--epochs", "1", "--global-batch-size", "16", "--steps-per-loop", "13")
+TRY_ALL = os.environ.get("EDITS_SIZES") == "both"
+
+
+def split_blocks(name):
+    """Return the blocks of a recipe that belong to train.py, and the other files by name."""
+    code = []
+    files = {}
+    for block in BLOCKS[TITLES[name]]:
+        file = re.match(r"# (\w+\.py)\n", block)
+        if file:
+            files[file[1]] = block
+        else:
+            code.append(block)
+    return code, files
+
+
+def write_recipe(project, name):
+    """Apply a recipe to a project. Return the names of the definitions that it replaces."""
+    script = project / "train.py"
+    code, files = split_blocks(name)
+    text, replaced = apply_blocks(script.read_text(encoding="utf-8"), code)
+    script.write_text(text, encoding="utf-8")
+    for file, content in files.items():
+        (project / file).write_text(content, encoding="utf-8")
+    return replaced
+
+
+@pytest.fixture
+def create_project(render, tmp_path):
+    """Return a function that renders a project, applies a recipe, and writes the recipe's data."""
+
+    def create(name, size, records=2000):
+        project = render(tmp_path / size, script=size, project_slug="edited")
+        write_recipe(project, name)
+        for path in project.glob("write_*.py"):
+            outcome = run_script(path, records)
+            assert (outcome.code, outcome.errors) == (0, "")
+        return project
+
+    return create
+
+
+def choose_sizes(name):
+    """Return the sizes in which to try a recipe."""
+    print(f"FAULTS_SEED={SEED}")
+    return SIZES if TRY_ALL else [random.Random(f"{SEED} {name}").choice(SIZES)]
+
+
+def test_table_has_all_recipes():
+    links = re.findall(r"^\| \[(.*)\]\((#.*)\) \|", PAGE, re.MULTILINE)
+    assert [title for title, _ in links] == list(BLOCKS)
+    for title, link in links:
+        anchor = re.sub(r"[^\w ]", "", title.lower()).replace(
+            " ",
+            "-",
+        )
+        assert link == f"#{anchor}"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", TITLES)
+def test_recipe_changes_only_hooks_and_steps(name, size, render, tmp_path):
+    project = render(tmp_path, script=size, project_slug="edited")
+    script = (project / "train.py").read_text(encoding="utf-8")
+    replaced = write_recipe(project, name)
+    sections = script[script.index("\n# 3. ") : script.index("\n# 5. ")]
+    for function in replaced:
+        assert f"\ndef {function}(" in sections
+    assert_ruff_clean(["."], project)
+
+
+def train_recipe(project, name):
+    """Train a project for an epoch, on two replicas."""
+    train(project / "train.py", *FLAGS, "--replicas", "2")
+    lines = read_metrics(project / "run")
+    assert [line["split"] for line in lines[-2:]] == [
+        "validation",
+        "test",
+    ]
+    assert lines[-3]["loss"] < lines[0]["loss"] or name == "gan"
+    assert (project / "run" / "export" / "saved_model.pb").is_file()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_trains(name, create_project):
+    for size in choose_sizes(name):
+        train_recipe(create_project(name, size), name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "nth",
+    range(len(TITLES) if TRY_ALL else 1),
+)
+def test_recipe_passes_the_project_tests(nth, chance, create_project):
+    name = list(TITLES)[nth] if TRY_ALL else chance.choice(list(TITLES))
+    for size in choose_sizes(f"tests of {name}"):
+        finished = run_project_tests(create_project(name, size), "-q")
+        assert finished.returncode == 0, finished.stdout
+
+
+@pytest.mark.long
+def test_export_of_image_files_takes_their_bytes(create_project):
+    size = random.Random(f"{SEED} files").choice(SIZES)
+    project = create_project("image", size)
+    train_recipe(project, "image")
+    files = sorted((project / "data" / "3").glob("*.png"))[:40]
+    outcome = run_script(project / "predict.py", *files)
+    assert (outcome.code, outcome.errors) == (0, "")
+    assert outcome.output.count("3") > 30

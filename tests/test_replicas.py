@@ -1,0 +1,221 @@
+"""Results don't depend on the number of replicas, workers or steps per loop.
+
+Replicas agree up to float rounding; N workers and N replicas in one process are bit-identical.
+"""
+
+import itertools
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+from running import (
+    FLAGS,
+    WORKERS,
+    assert_close,
+    assert_same_checkpoints,
+    assert_succeeded,
+    finish,
+    finish_all,
+    flags_of,
+    query,
+    read_numbers,
+    read_split,
+    start_workers,
+)
+from variants import NO_DROPOUT, insert_layer, write_variant
+
+LONG = pytest.mark.long
+SHORT = ("--epochs", "2", "--steps-per-loop", "5")
+NORMALIZED = insert_layer("keras.layers.BatchNormalization(synchronized=True)", after="Flatten")
+
+# By name: flags, and the relative tolerance to which they leave replicas equal. Each flag that
+# changes the update is in one of them.
+FLAGS_TOGETHER = {
+    "float32": ("--accumulation-steps 4 --clip-norm 0.3 --ema-momentum 0.9", 1e-5),
+    "compiled": ("--jit-compile --schedule cosine --warmup-steps 7", 1e-5),
+    "bfloat16": ("--precision mixed_bfloat16 --schedule linear", 1e-2),
+    "float16": ("--precision mixed_float16 --clip-norm 0.3 --accumulation-steps 2", 1e-2),
+}
+
+# --------------------------------------------------------------------------------------------------
+# Replicas
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=LONG)])
+def test_replicas_agree(replicas, train_once):
+    flags = ("--epochs", "8")
+    one = train_once(*flags, code=(NO_DROPOUT,))
+    several = train_once(*flags, *flags_of(replicas), code=(NO_DROPOUT,))
+    assert json.loads((several / "config.json").read_text())["replicas"] == replicas
+    lines = read_numbers(one)
+    assert len(lines) == 8 + 8 + 1  # An epoch has fewer steps than a loop.
+    assert lines[0]["loss"] > 1.5 * lines[-3]["loss"]  # Replicas that differ would diverge.
+    assert_close(read_numbers(several), lines, rel=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FLAGS_TOGETHER)
+def test_replicas_agree_with_flags(name, train_once):
+    words, tolerance = FLAGS_TOGETHER[name]
+    flags = (*SHORT, *words.split())
+    one, two, four = (
+        read_numbers(train_once(*flags, *flags_of(replicas), code=(NO_DROPOUT,)))
+        for replicas in (1, 2, 4)
+    )
+    # In half precision, rounding may turn one or two of 270 predictions.
+    abs_tolerance = 2 / 270 if tolerance > 1e-5 else 0
+    assert_close(two, one, rel=tolerance, abs=abs_tolerance)
+    assert_close(four, one, rel=tolerance, abs=abs_tolerance)
+
+
+@pytest.mark.long
+def test_synchronized_batch_normalization_sees_the_global_batch(train_once):
+    code = (NO_DROPOUT, NORMALIZED)
+    one, two = (
+        read_numbers(train_once("--epochs", "2", *flags_of(replicas), code=code))
+        for replicas in (1, 2)
+    )
+    assert_close(two, one, rel=1e-4)
+
+
+# --------------------------------------------------------------------------------------------------
+# Workers
+# --------------------------------------------------------------------------------------------------
+
+
+def watch_scratch(scratch, process):
+    """Return the temporary folders that workers create, and the run's files that appear there."""
+    folders = set()
+    written = set()
+    while process.poll() is None:
+        folders.update(scratch.glob("train-*"))
+        # Unlike glob, os.walk tolerates folders that are removed meanwhile.
+        for _, _, names in os.walk(scratch):
+            written.update(x for x in names if x.startswith(("metrics", "config", "ckpt-")))
+        time.sleep(0.05)
+    return folders, written
+
+
+def list_files(run_dir):
+    """Return the files of a run, without the time and process in TensorBoard's names."""
+    paths = [str(path.relative_to(run_dir)) for path in run_dir.rglob("*")]
+    return sorted(path.partition(".tfevents.")[0] for path in paths)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [WORKERS, pytest.param((("chief", 0), ("worker", 0)), marks=LONG)],
+    ids=["workers", "chief-and-worker"],
+)
+def test_two_workers_are_bit_identical_to_two_replicas(
+    tasks, complete_script, train_once, tmp_path
+):
+    workers = start_workers(write_variant(complete_script, tmp_path), tasks, *FLAGS)
+    scratch = tmp_path / "scratch"
+    folders, written = watch_scratch(scratch, workers[0])
+    chief, worker = outcomes = [finish(process) for process in workers]
+    assert_succeeded(outcomes)
+    assert "multi_worker on 2 × CPU" in chief.output
+    assert worker.output == ""
+
+    # The other worker writes no files of the run, and both remove their temporary folders.
+    expected = train_once(*FLAGS, "--replicas", "2")
+    assert list_files(tmp_path / "run") == list_files(expected)
+    assert (len(folders), written, list(scratch.iterdir())) == (
+        2,
+        set(),
+        [],
+    )
+    assert read_numbers(tmp_path / "run") == read_numbers(expected)
+    assert_same_checkpoints(tmp_path / "run", expected)
+
+
+@pytest.mark.long
+def test_four_workers_are_bit_identical_to_four_replicas(complete_script, train_once, tmp_path):
+    """From three on, the order in which sums are rounded matters."""
+    tasks = [("worker", index) for index in range(4)]
+    workers = start_workers(write_variant(complete_script, tmp_path), tasks, *FLAGS)
+    assert_succeeded(finish_all(workers))
+    expected = train_once(*FLAGS, "--replicas", "4")
+    assert read_numbers(tmp_path / "run") == read_numbers(expected)
+    assert_same_checkpoints(tmp_path / "run", expected)
+
+
+# Uses the input of accelerators: a DistributedIterator, which copies ahead to each device.
+ACCELERATOR_INPUT = """
+@wraps_original
+def create_strategy(original):
+    strategy = original()
+    config.device_kind = "GPU"
+    return strategy
+"""
+
+
+@pytest.mark.long
+def test_input_of_accelerators_gives_the_same_batches(train_once):
+    flags = (*FLAGS, "--replicas", "2")
+    run_dir = train_once(*flags, code=(ACCELERATOR_INPUT,))
+    expected = train_once(*flags)
+    assert read_numbers(run_dir) == read_numbers(expected)
+    assert_same_checkpoints(run_dir, expected)
+
+
+# --------------------------------------------------------------------------------------------------
+# Loops
+# --------------------------------------------------------------------------------------------------
+
+EVERY_STEP = (*FLAGS, "--steps-per-loop", "1")
+
+
+def assert_lines_are_means(loops, steps):
+    """Assert that each line of a log is the mean of the lines of single steps in its loop."""
+    values = {line["step"]: line for line in steps}
+    ends = [0, *(line["step"] for line in loops)]
+    for (first, last), line in zip(itertools.pairwise(ends), loops, strict=True):
+        for name in ("loss", "accuracy"):
+            steps_of_loop = range(first + 1, last + 1)
+            mean = np.mean([values[step][name] for step in steps_of_loop])
+            assert line[name] == pytest.approx(mean, rel=1e-5, abs=1e-7), (last, name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "loops"),
+    [
+        ((*FLAGS, "--steps-per-loop", "7"), 12),
+        # A loop doesn't go past a checkpoint: one of up to 50 steps has 13.
+        ((*FLAGS, "--steps-per-loop", "50"), 6),
+        # 100 steps per loop, and a checkpoint per epoch.
+        (FLAGS[:4], 1),
+    ],
+    ids=["7", "50", "100"],
+)
+def test_steps_per_loop_change_no_bit(flags, loops, train_once):
+    expected = train_once(*EVERY_STEP)
+    run_dir = train_once(*flags)
+    lines = read_split(run_dir, "train")
+    assert len(lines) == 4 * loops
+    lengths = np.diff([0, *(line["step"] for line in lines)])
+    assert max(lengths) - min(lengths) <= 1
+    assert_lines_are_means(lines, read_split(expected, "train"))
+    for split in ("validation", "test"):
+        assert read_split(run_dir, split) == read_split(expected, split)
+    assert_same_checkpoints(run_dir, expected)
+
+
+def test_run_of_single_steps_logs_each_step(train_once):
+    lines = read_split(train_once(*EVERY_STEP), "train")
+    assert [line["step"] for line in lines] == list(range(1, 4 * 78 + 1))
+
+
+# --------------------------------------------------------------------------------------------------
+# Random numbers
+# --------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_has_the_random_state_of_dropout(train_once):
+    run_dir = train_once(*FLAGS, "--replicas", "2")
+    content = query("runs.read_contents", run_dir)["last"]
+    assert any("seed_generator_state" in name for name in content["names"][0])

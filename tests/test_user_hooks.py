@@ -1,0 +1,480 @@
+"""Hooks of users: several models, layers of one name, other structures of examples, large data."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from running import (
+    assert_same_run,
+    drop_random_states,
+    environment,
+    flags_of,
+    flatten,
+    query,
+    read_numbers,
+    read_split,
+    run_script,
+    shape_of,
+    train,
+)
+from variants import SMALL_IMAGES, kill_after_log, write_variant
+
+LONG = pytest.mark.long
+FLAGS = ("--global-batch-size", "16", "--epochs", "4", "--checkpoint-every-steps", "3")
+
+
+@pytest.fixture
+def resume_killed(complete_script, tmp_path):
+    """Return a function that trains a variant, with a kill in its third epoch of four.
+
+    It returns the run's folder.
+    """
+
+    def train_twice(code, *flags):
+        killed = write_variant(complete_script, tmp_path, *code, kill_after_log(24))
+        outcome = run_script(killed, *flags)
+        assert (outcome.code, outcome.errors) == (-9, "")
+        output = train(write_variant(complete_script, tmp_path, *code), *flags)
+        assert "resumed at step " in output
+        return tmp_path / "run"
+
+    return train_twice
+
+
+def find_result(output):
+    """Return the result in an output's test line."""
+    [line] = [line for line in output.splitlines() if line.startswith("test ")]
+    return line.partition("  of ")[0]
+
+
+def assert_evaluation_repeats_the_test(run_dir, expected, *flags):
+    """Assert that --mode evaluate prints what an undisturbed run has printed of its test."""
+    script = run_dir.parent / "train.py"
+    output = train(script, "--mode", "evaluate", *FLAGS[:2], *flags)
+    expected_output = (expected.parent / "output").read_text(encoding="utf-8")
+    assert find_result(output) == find_result(expected_output)
+
+
+def assert_exports_agree(run_dir):
+    """Assert that the SavedModel and model.keras predict the same."""
+    saved_model, keras_model = query("runs.predict_first_examples", run_dir)
+    assert flatten(saved_model) == pytest.approx(
+        flatten(keras_model),
+        rel=1e-4,
+        abs=1e-6,
+    )
+
+
+def assert_learned(run_dir, share):
+    """Assert that the training loss fell to a share of its first value."""
+    lines = read_split(run_dir, "train")
+    assert lines[-1]["loss"] < share * lines[0]["loss"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Several models and optimizers
+# --------------------------------------------------------------------------------------------------
+
+# A GAN: the generator restores digits of which half the pixels were dropped.
+GAN = """
+def preprocess(batch, seeds, training):
+    images = tf.cast(batch[0], tf.float32)
+    return images, images / 16
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        generator = keras.Sequential(
+            [
+                keras.Input([8, 8, 1]),
+                keras.layers.Rescaling(1 / 16),
+                keras.layers.Flatten(),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(32, activation="silu"),
+                keras.layers.Dense(64, dtype="float32"),
+                keras.layers.Reshape([8, 8, 1], dtype="float32"),
+            ]
+        )
+        discriminator = keras.Sequential(
+            [
+                keras.Input([8, 8, 1]),
+                keras.layers.Flatten(),
+                keras.layers.Dense(16, activation="silu"),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(1, dtype="float32"),
+            ]
+        )
+        optimizers = Adam(2e-3), keras.optimizers.Adam(1e-3)
+    return (generator, discriminator), optimizers
+
+
+def create_metrics(strategy):
+    def create():
+        return [keras.metrics.MeanAbsoluteError(name="error")]
+
+    with strategy.scope():
+        return create(), create(), create()
+
+
+def compute_losses(labels, predictions):
+    return tf.reduce_mean(tf.square(labels - predictions), axis=[1, 2, 3])
+
+
+def compute_adversarial_losses(real, fake):
+    fooling = tf.nn.softplus(-fake)
+    telling = tf.nn.softplus(-real) + tf.nn.softplus(fake)
+    return fooling[:, 0], telling[:, 0]
+
+
+def compute_gradients(batch):
+    features, labels, sample_weight = batch
+    generator, discriminator = model
+    generator_optimizer, discriminator_optimizer = optimizer
+    with tf.GradientTape(persistent=True) as tape:
+        images = generator(features, training=True)
+        real = discriminator(labels, training=True)
+        fake = discriminator(images, training=True)
+        loss = compute_loss(labels, images, sample_weight)
+        fooling, telling = compute_adversarial_losses(real, fake)
+        size = GLOBAL_BATCH_SIZE
+        fooling = tf.nn.compute_average_loss(fooling, sample_weight, global_batch_size=size)
+        telling = tf.nn.compute_average_loss(telling, sample_weight, global_batch_size=size)
+        generator_loss = generator_optimizer.scale_loss(loss + 0.01 * fooling)
+        discriminator_loss = discriminator_optimizer.scale_loss(telling)
+    update_metrics(train_metrics, labels, images, sample_weight)
+    return loss, (
+        tape.gradient(generator_loss, generator.trainable_variables),
+        tape.gradient(discriminator_loss, discriminator.trainable_variables),
+    )
+
+
+def train_step(batch):
+    loss, gradients = compute_gradients(batch)
+    for each, its_optimizer, its_gradients in zip(model, optimizer, gradients, strict=True):
+        update(its_optimizer, its_gradients, each.trainable_variables)
+    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
+
+
+def evaluation_step(batch, metrics):
+    features, labels, sample_weight = batch
+    predictions = model[0](features, training=False)
+    update_metrics(metrics, labels, predictions, sample_weight)
+    losses = compute_losses(labels, predictions)
+    return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
+"""
+# The shapes of the kernels and biases of each model, in order.
+GENERATOR = [[64, 32], [32], [32, 64], [64]]
+DISCRIMINATOR = [[64, 16], [16], [16, 1], [1]]
+EMA_FLAGS = (*FLAGS, "--ema-momentum", "0.9")
+
+
+@pytest.mark.parametrize(
+    "replicas",
+    [1, pytest.param(2, marks=LONG)],
+)
+def test_killed_gan_is_bit_identical(replicas, resume_killed, train_once):
+    code = (SMALL_IMAGES, GAN)
+    flags = (*EMA_FLAGS, *flags_of(replicas))
+    expected = train_once(*flags, code=code)
+    run_dir = resume_killed(code, *flags)
+    assert_same_run(run_dir, expected)
+    assert_learned(run_dir, 0.8)
+    assert_evaluation_repeats_the_test(run_dir, expected, *flags_of(replicas))
+
+
+def split_slots(variables):
+    """Return the variables of the optimizers of generator and discriminator.
+
+    Each has its step, its learning rate, the EMA of four weights, and two moments of each.
+    """
+    assert len(variables) == 2 * (2 + 4 + 8)
+    return variables[:14], variables[14:]
+
+
+def shapes_of_slots(weights):
+    """Return the shapes of an optimizer's variables, given those of its weights."""
+    moments = [shape for shape in weights for _ in range(2)]
+    return [[], [], *weights, *moments]
+
+
+def test_checkpoint_of_a_gan_has_both_models_and_optimizers(train_once):
+    last = query("runs.read_contents", train_once(*EMA_FLAGS, code=(SMALL_IMAGES, GAN)))["last"]
+    weights = drop_random_states(last["model"])
+    assert [shape_of(weight) for weight in weights] == GENERATOR + DISCRIMINATOR
+    assert len(last["model"]) == len(weights) + 2  # the random state of each Dropout
+    generator, discriminator = split_slots(last["optimizer"])
+    assert [shape_of(slot) for slot in generator] == shapes_of_slots(GENERATOR)
+    assert [shape_of(slot) for slot in discriminator] == shapes_of_slots(DISCRIMINATOR)
+    assert all(any(flatten(slot)) for slot in last["optimizer"])
+
+
+def test_export_of_a_gan_has_the_ema_of_both_models(train_once):
+    run_dir = train_once(*EMA_FLAGS, code=(SMALL_IMAGES, GAN))
+    contents = query("runs.read_contents", run_dir)
+    last = contents["last"]
+    best = contents["best"]
+    generator, discriminator = split_slots(last["optimizer"])
+    averages = generator[2:6] + discriminator[2:6]
+    # The last epoch was the best. Its checkpoint and the export have the averages.
+    assert best["step"] == last["step"] == [32]
+    assert drop_random_states(best["model"]) == averages
+    assert drop_random_states(last["model"]) != averages
+    assert (run_dir / "export" / "model_2.keras").is_file()
+    exported = [drop_random_states(variables) for variables in contents["exports"]]
+    assert exported[0] + exported[1] == averages
+    assert_exports_agree(run_dir)
+
+
+@pytest.mark.long
+def test_each_replica_has_its_own_random_state_in_both_models(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, GAN)
+    states = query("input.read_random_states", script, 2)
+    assert len(states) == 2
+    for first, second in states:
+        assert first != second
+
+
+STILL_GAN = GAN.replace("Dropout(0.5)", "Dropout(0.0)").replace("Dropout(0.3)", "Dropout(0.0)")
+
+
+@pytest.mark.parametrize(
+    ("flags", "tolerance"),
+    [
+        pytest.param("--accumulation-steps 2 --replicas 2", 1e-4, marks=LONG),
+        pytest.param("--clip-norm 1e9 --replicas 2", 1e-4, marks=LONG),
+        pytest.param("--precision mixed_float16 --replicas 2", 0.05, marks=LONG),
+    ],
+)
+def test_gan_has_the_same_losses_with_each_flag(flags, tolerance, train_once):
+    code = (SMALL_IMAGES, STILL_GAN)
+    plain = read_numbers(train_once(*FLAGS, code=code))
+    lines = read_numbers(train_once(*FLAGS, *flags.split(), code=code))
+    for line, other in zip(lines, plain, strict=True):
+        for name in ("loss", "error"):
+            assert line[name] == pytest.approx(other[name], rel=tolerance)
+
+
+@pytest.mark.long
+def test_both_losses_of_a_gan_are_scaled(train_once):
+    flags = (*FLAGS, "--precision", "mixed_float16", "--replicas", "2")
+    run_dir = train_once(*flags, code=(SMALL_IMAGES, STILL_GAN))
+    variables = query("runs.read_contents", run_dir)["last"]["optimizer"]
+    assert variables.count(2.0**15) == 2  # the initial scale
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers of one name
+# --------------------------------------------------------------------------------------------------
+
+SAME_NAMES = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+
+        def create_part(name):
+            inputs = keras.Input([64])
+            outputs = keras.layers.Dense(64, activation="silu", name="block")(inputs)
+            return keras.Model(inputs, keras.layers.Dropout(0.3)(outputs), name=name)
+
+        model = keras.Sequential(
+            [
+                keras.Input([8, 8, 1]),
+                keras.layers.Rescaling(1 / 16),
+                keras.layers.Flatten(),
+                create_part("a"),
+                create_part("b"),
+                keras.layers.Dense(10, dtype="float32"),
+            ]
+        )
+        return model, keras.optimizers.Adam(2e-3)
+"""
+
+
+def test_layers_of_one_name_are_all_saved(resume_killed, train_once):
+    code = (SMALL_IMAGES, SAME_NAMES)
+    expected = train_once(*FLAGS, code=code)
+    run_dir = resume_killed(code, *FLAGS)
+    assert_same_run(run_dir, expected)
+    assert_evaluation_repeats_the_test(run_dir, expected)
+    contents = query("runs.read_contents", run_dir)
+    last = contents["last"]
+    names = last["names"][0]
+    assert len(set(names)) < len(names)
+    assert len(last["model"]) == len(names) == 6 + 2
+    assert len(last["optimizer"]) == 2 + 2 * 6
+    assert_weights_exported(contents)
+
+
+def assert_weights_exported(contents):
+    """Assert that an export has all weights of the last checkpoint, the blocks' own among them."""
+    weights = drop_random_states(contents["last"]["model"])
+    first, second = [weight for weight in weights if shape_of(weight) == [64, 64]]
+    assert first != second
+    [exported] = contents["exports"]
+    assert drop_random_states(exported) == weights
+
+
+# --------------------------------------------------------------------------------------------------
+# Structures of examples
+# --------------------------------------------------------------------------------------------------
+
+# An autoencoder, whose examples have no labels and whose log has no metrics.
+NO_LABELS = """
+def create_datasets():
+    from sklearn.datasets import load_digits
+
+    images = load_digits(return_X_y=True)[0].reshape(-1, 8, 8, 1).astype("uint8")
+    splits = np.split(images, [128, 192])
+    return [tf.data.Dataset.from_tensor_slices((split,)) for split in splits]
+
+
+def preprocess(batch, seeds, training):
+    (images,) = batch
+    return (tf.cast(images, tf.float32) / 16,)
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        images = keras.Input([8, 8, 1])
+        code = keras.layers.Dense(8, activation="silu")(keras.layers.Flatten()(images))
+        code = keras.layers.Dropout(0.1)(code)
+        decoded = keras.layers.Reshape([8, 8, 1])(keras.layers.Dense(64)(code))
+        model = keras.Model(images, (images, decoded))
+        return model, keras.optimizers.Adam(2e-3)
+
+
+def create_metrics(strategy):
+    return [], [], []
+
+
+def compute_losses(labels, predictions):
+    assert labels is None
+    images, decoded = predictions
+    return tf.reduce_mean(tf.square(images - decoded), axis=[1, 2, 3])
+"""
+# Dicts of features, labels and predictions.
+DICTS = """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return {"image": tf.cast(images, tf.float32)}, {"digit": labels, "is odd": labels % 2}
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        images = keras.Input([8, 8, 1], name="image")
+        code = keras.layers.Flatten()(keras.layers.Rescaling(1 / 16)(images))
+        code = keras.layers.Dropout(0.1)(keras.layers.Dense(32, activation="silu")(code))
+        outputs = {"digit": keras.layers.Dense(10)(code), "is odd": keras.layers.Dense(2)(code)}
+        model = keras.Model({"image": images}, outputs)
+        return model, keras.optimizers.Adam(2e-3)
+
+
+def compute_losses(labels, predictions):
+    return tf.add_n([loss_object(labels[name], predictions[name]) for name in labels])
+
+
+def update_metrics(metrics, labels, predictions, sample_weight):
+    for metric in metrics:
+        metric.update_state(labels["is odd"], predictions["is odd"], sample_weight)
+"""
+TWO_REPLICAS = (*FLAGS, "--replicas", "2")
+
+
+@pytest.mark.parametrize(
+    ("code", "metrics"),
+    [
+        ((NO_LABELS,), set()),
+        pytest.param((SMALL_IMAGES, DICTS), {"accuracy"}, marks=LONG),
+    ],
+    ids=["no labels", "dicts"],
+)
+def test_killed_run_with_other_structures_is_bit_identical(
+    code, metrics, resume_killed, train_once
+):
+    expected = train_once(*TWO_REPLICAS, code=code)
+    assert set(read_numbers(expected)[-1]) == {
+        "step",
+        "epoch",
+        "split",
+        "loss",
+        *metrics,
+    }
+    assert_learned(expected, 0.95)
+    run_dir = resume_killed(code, *TWO_REPLICAS)
+    assert_same_run(run_dir, expected)
+
+
+@pytest.mark.long
+def test_accumulation_takes_examples_without_labels(train_once):
+    whole = read_numbers(train_once(*TWO_REPLICAS, code=(NO_LABELS,)))
+    parts = read_numbers(train_once(*FLAGS, "--accumulation-steps", "2", code=(NO_LABELS,)))
+    assert parts[-1]["loss"] == pytest.approx(
+        whole[-1]["loss"],
+        rel=0.3,
+    )
+
+
+def test_export_predicts_without_labels(train_once):
+    assert_exports_agree(train_once(*TWO_REPLICAS, code=(NO_LABELS,)))
+
+
+@pytest.mark.long
+def test_export_predicts_dicts(train_once):
+    run_dir = train_once(*TWO_REPLICAS, code=(SMALL_IMAGES, DICTS))
+    saved_model, keras_model = query("runs.predict_first_examples", run_dir)
+    assert sorted(saved_model) == sorted(keras_model) == ["digit", "is odd"]
+    for name, values in saved_model.items():
+        assert shape_of(values)[0] == 5
+        expected = flatten(keras_model[name])
+        assert flatten(values) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------
+# Large data
+# --------------------------------------------------------------------------------------------------
+
+# Examples that are created one by one: of a NumPy array, TensorFlow has three copies for a moment
+# before train.py reads any.
+CREATED_ONE_BY_ONE = """
+def create_datasets():
+    def create(i):
+        return tf.fill([64, 64, 1], tf.cast(i, tf.float32)), tf.cast(i % 10, tf.int32)
+
+    return [tf.data.Dataset.range(size).map(create) for size in (SIZE, 64, 64)]
+
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return images[:, ::8, ::8], labels
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        layers = [keras.Input([8, 8, 1]), keras.layers.Flatten(), keras.layers.Dense(10)]
+        return keras.Sequential(layers), keras.optimizers.Adam(2e-3)
+"""
+
+
+def measure_peak(script, folder, size):
+    """Return the largest memory of a run with a number of examples, in bytes."""
+    folder.mkdir()
+    script = write_variant(script, folder, CREATED_ONE_BY_ONE.replace("SIZE", str(size)))
+    flags = ("--epochs", "1", "--global-batch-size", str(size // 10))
+    process = subprocess.Popen(
+        [sys.executable, script.name, *flags],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss * 1024
+
+
+@pytest.mark.long
+def test_data_are_in_memory_once(complete_script, tmp_path):
+    size = 25_600
+    few = measure_peak(complete_script, tmp_path / "few", 100)
+    many = measure_peak(complete_script, tmp_path / "many", size)
+    assert many - few < 1.5 * size * 64 * 64 * 4

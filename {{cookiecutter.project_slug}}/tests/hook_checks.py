@@ -1,0 +1,924 @@
+"""Checks of each hook of train.py by itself. train_runs.py runs them in a process of their own.
+
+A check is a generator. It yields problems: what is wrong with the hook, and what to do.
+"""
+
+import contextlib
+import functools
+import inspect
+import json
+import math
+import traceback
+
+from hook_names import HOOKS, STEPS, find_hook
+
+import train
+from train import keras, np, tf  # train.py imports them without TensorFlow's messages
+
+SPLITS = ("train", "validation", "test")
+PARTS = ("features", "labels", "sample_weight")  # of what `preprocess` returns
+
+# ----------------------------------------------------------------------------------------------
+# Comparisons
+# ----------------------------------------------------------------------------------------------
+
+
+def is_same(one, other):
+    """Return whether two arrays are bit-identical."""
+    one = np.asarray(one)
+    other = np.asarray(other)
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind == "O":  # strings
+        return np.array_equal(one, other)
+    return one.tobytes() == other.tobytes()
+
+
+def is_close(one, other):
+    """Return whether two structures of tensors are equal up to rounding."""
+    pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True)
+    return all(np.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs)
+
+
+def is_same_or_close(one, other):
+    """Return whether floating-point arrays are close, or others are the same."""
+    if one.dtype.kind in "fc":
+        return is_close(one, other)
+    return is_same(one, other)
+
+
+def find_differences(batches, others, are_equal=is_same):
+    """Return which of features, labels and sample weights differ between the same examples."""
+    differences = []
+    for name in batches[0]:
+        pairs = zip(join_batches(batches, name), join_batches(others, name), strict=True)
+        if not all(are_equal(one, other) for one, other in pairs):
+            differences.append(name)
+    return differences
+
+
+def join_batches(batches, name):
+    """Return the arrays of a part, each with the examples of all batches."""
+    columns = zip(*[batch[name] for batch in batches], strict=True)
+    return [np.concatenate(column) for column in columns]
+
+
+def join(texts):
+    """Return texts as a list in a sentence."""
+    *others, last = texts
+    if others:
+        return f"{', '.join(others)} and {last}"
+    return last
+
+
+def shorten(error):
+    """Return the first lines of an exception's message. TensorFlow's may have pages."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and "traceback" not in line]
+    return " ".join(lines[:3])[:500]
+
+
+# ----------------------------------------------------------------------------------------------
+# Data
+# ----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def read_examples(split):
+    """Return up to 32 examples of a split, as a dataset that is the same for all checks."""
+    examples = train.create_datasets()[split].take(32).batch(32).get_single_element()
+    return tf.data.Dataset.from_tensor_slices(examples)
+
+
+def fetch_batches(batches):
+    """Return what the hook `fetch` returns for batches of examples."""
+    if isinstance(batches.element_spec, tuple):  # `map` passes its components as arguments
+        return batches.map(lambda *batch: train.fetch(batch))
+    return batches.map(train.fetch)
+
+
+def read_fetched(split):
+    """Return fetched batches of 4 examples."""
+    return fetch_batches(read_examples(split).repeat().batch(4, drop_remainder=True))
+
+
+def read_batches(split, size, training, key=1):
+    """Return 32 preprocessed examples in batches. A batch is a dict of lists of arrays."""
+    examples = read_examples(split).repeat().take(32)
+    positions = tf.data.Dataset.range(32, output_type=tf.int32)
+
+    def preprocess(batch, position):
+        seeds = tf.stack([tf.fill([size], key), position], axis=1)
+        return train.preprocess(train.fetch(batch), seeds, training)
+
+    batches = tf.data.Dataset.zip((examples, positions)).batch(size, drop_remainder=True)
+    return [name_parts(batch) for batch in batches.map(preprocess)]
+
+
+@functools.cache
+def read_first_batches(split, training):
+    """Return the batches of 4 that others are compared with."""
+    return read_batches(split, 4, training)
+
+
+def name_parts(batch):
+    """Return a dict of the features, labels and sample weights, each a list of arrays."""
+    parts = {}
+    for name, part in zip(PARTS, batch, strict=False):
+        tensors = tf.nest.flatten(part, expand_composites=True)
+        parts[name] = [tensor.numpy() for tensor in tensors]
+    return parts
+
+
+def unpack(preprocessed, size):
+    """Return (features, labels, sample_weight), as the steps get them."""
+    features, labels, weight = keras.utils.unpack_x_y_sample_weight(preprocessed)
+    if weight is None:
+        weight = tf.ones([size])
+    return features, labels, weight
+
+
+def cut_batch(structure, size):
+    """Cut [4, …] tensors into batches of a smaller size. None remains None."""
+
+    def select(first):
+        def cut(tensor):
+            return None if tensor is None else tensor[first : first + size]
+
+        return tf.nest.map_structure(cut, structure)
+
+    return [select(first) for first in range(0, 4, size)]
+
+
+def flatten_tensors(structure):
+    """Return the tensors of a structure, without None."""
+    return [tensor for tensor in tf.nest.flatten(structure) if tensor is not None]
+
+
+# ----------------------------------------------------------------------------------------------
+# Models
+# ----------------------------------------------------------------------------------------------
+
+
+def find_layers(models):
+    """Return all layers, nested ones too. Keras has no public function for it."""
+    return [layer for model in tf.nest.flatten(models) for layer in model._flatten_layers()]
+
+
+def is_random(layer):
+    return any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values())
+
+
+def has_training_argument(layer):
+    return "training" in inspect.signature(layer.call).parameters
+
+
+def disable_randomness(models):
+    """Make random layers behave as in evaluation."""
+    for layer in find_layers(models):
+        if is_random(layer) and has_training_argument(layer):
+            layer.call = call_as_in_evaluation(layer.call)
+
+
+def call_as_in_evaluation(call):
+    @functools.wraps(call)
+    def call_without_training(*args, **kwargs):
+        kwargs["training"] = False
+        return call(*args, **kwargs)
+
+    return call_without_training
+
+
+def create_training_state():
+    """Create the model and all that belongs to it, for batches of 4. Return a batch."""
+    strategy = tf.distribute.get_strategy()
+    keras.utils.clear_session()  # so that layers have the names that they have in a run
+    train.strategy = strategy
+    train.config.global_batch_size = 4
+    train.GLOBAL_BATCH_SIZE = 4
+    train.loss_object = train.create_loss_objects(strategy)
+    train.model, train.optimizer = train.create_model_and_optimizer(strategy)
+    metrics = train.create_metrics(strategy)
+    train.train_metrics, train.validation_metrics, train.test_metrics = metrics
+    disable_randomness(train.model)
+    fetched = next(iter(read_fetched(0)))
+    seeds = tf.reshape(tf.range(8), [4, 2])
+    return unpack(train.preprocess(fetched, seeds, training=True), 4)
+
+
+@functools.cache
+def create_mirrored_strategy():
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def find_unmirrored(variables):
+    """Return which variables are not on both replicas, as text. It is empty if all are."""
+    paths = []
+    for variable in variables:
+        if not isinstance(variable.value, tf.distribute.DistributedValues):
+            paths.append(variable.path)
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(paths[:3]) + more
+
+
+def has_one_model():
+    """Return whether there is one model. How several are called, only the steps know."""
+    return isinstance(train.model, keras.Model)
+
+
+@contextlib.contextmanager
+def restore_variables(model):
+    """Restore the state of a model after calls of it."""
+    values = [variable.numpy() for variable in model.variables]
+    yield
+    for variable, value in zip(model.variables, values, strict=True):
+        variable.assign(value)
+
+
+@contextlib.contextmanager
+def replace(owner, name, value):
+    """Replace an attribute for a while."""
+    replaced = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, replaced)
+
+
+def without_regularization():
+    """Set regularization losses to 0: they are the same on all replicas, and count once."""
+    return replace(tf.nn, "scale_regularization_loss", tf.zeros_like)
+
+
+# ----------------------------------------------------------------------------------------------
+# create_datasets, adapt, fetch
+# ----------------------------------------------------------------------------------------------
+
+
+def check_datasets():
+    splits = train.create_datasets()
+    if len(splits) != 3:
+        yield f"returns {len(splits)} datasets; return 3: train, validation and test"
+        return
+    yield from check_sizes(splits)
+    yield from check_element_specs(splits)
+    yield from check_order(splits)
+
+
+def check_sizes(splits):
+    problems = {
+        tf.data.UNKNOWN_CARDINALITY: (
+            "the number of examples in {} is unknown, as after .filter or from_generator; "
+            "add .apply(tf.data.experimental.assert_cardinality(n))"
+        ),
+        tf.data.INFINITE_CARDINALITY: (
+            "the examples of {} repeat forever; remove .repeat(), since train.py counts epochs"
+        ),
+        0: "there are no examples in {}; each split needs some",
+    }
+    sizes = [int(split.cardinality()) for split in splits]
+    for size, problem in problems.items():
+        names = [name for name, each in zip(SPLITS, sizes, strict=True) if each == size]
+        if names:
+            yield problem.format(join(names))
+
+
+def check_element_specs(splits):
+    first = splits[0].element_spec
+    for split, name in zip(splits, SPLITS, strict=True):
+        if split.element_spec != first:
+            yield (
+                f"the elements of {name} are {split.element_spec}, those of train are {first}; "
+                "return the same structure, shapes and dtypes"
+            )
+
+
+def check_order(splits):
+    names = []
+    for name, split, again in zip(SPLITS, splits, train.create_datasets(), strict=True):
+        if not start_with_same_examples(split, again):
+            names.append(name)
+    if names:
+        yield (
+            f"the order or the examples of {join(names)} change when it is called again; draw "
+            "from a generator with a fixed seed, such as np.random.default_rng(0) (train.py "
+            "shuffles each epoch)"
+        )
+
+
+def start_with_same_examples(split, other):
+    for pair in tf.data.Dataset.zip((split, other)).take(32):
+        values = zip(*map(tf.nest.flatten, pair), strict=True)
+        if not all(is_same(a, b) for a, b in values):
+            return False
+    return True
+
+
+def check_adapt():
+    """Check the result of `adapt`, and fill `adapted` with it for the other hooks."""
+    split, _, _ = train.create_datasets()
+    result = train.adapt(split)
+    if not isinstance(result, dict):
+        yield f"returns {type(result).__name__}; return a dict, which may be empty"
+        return
+    train.adapted.update(result)
+    try:
+        loaded = json.loads(json.dumps(result))
+    except (TypeError, ValueError) as error:
+        yield f"returns what JSON can't store ({error}); use float(x), array.tolist() and the like"
+        return
+    train.adapted.update(loaded)
+    changed = [str(key) for key in result if key not in loaded or loaded[key] != result[key]]
+    if changed:
+        yield f"JSON changes its {join(changed)}; use str keys and lists (no tuples), and no NaN"
+    elif train.adapt(split) != result:
+        yield (
+            "returns something else when it is called again; sort sets, and draw from a "
+            "generator with a fixed seed, such as np.random.default_rng(0)"
+        )
+
+
+def check_fetch():
+    for split in (0, 1):
+        fetched = read_fetched(split)
+        for spec in tf.nest.flatten(fetched.element_spec):
+            if spec.shape.rank is None or None in spec.shape[1:]:
+                yield (
+                    f"returns a tensor of unknown shape, {spec.shape}, as after "
+                    "tf.numpy_function; set it with tf.ensure_shape(x, [None, …])"
+                )
+                return
+        for tensor in tf.nest.flatten(next(iter(fetched))):
+            if tensor.shape[:1] != (4,):
+                yield f"returns shape {tensor.shape} for 4 examples; return [4, …]"
+                return
+
+
+# ----------------------------------------------------------------------------------------------
+# preprocess
+# ----------------------------------------------------------------------------------------------
+
+
+def check_preprocess():
+    """Check `preprocess` in training and in evaluation, up to the first problem."""
+    checks = (check_parts, check_shapes, check_weights, check_seeds, check_batch_sizes)
+    for split, training in ((0, True), (1, False)):
+        for check in checks:
+            for problem in check(split, training):
+                yield f"with training={training}, {problem}"
+                return
+    yield from check_evaluation(split=1)
+
+
+def check_parts(split, training):
+    fetched = next(iter(read_fetched(split)))
+    returned = train.preprocess(fetched, tf.ones([4, 2], tf.int32), training)
+    if not isinstance(returned, tuple) or len(returned) not in (1, 2, 3):
+        yield (
+            f"it returns {type(returned).__name__}; return the tuple (features,), "
+            "(features, labels) or (features, labels, sample_weight)"
+        )
+
+
+def check_shapes(split, training):
+    batches = read_first_batches(split, training)
+    for name, arrays in batches[0].items():
+        shapes = {", ".join(str(array.shape) for array in batch[name]) for batch in batches}
+        if len(shapes) > 1:
+            some = join(sorted(shapes)[:2])
+            yield f"the shapes of {name} differ between batches, {some}; pad or cut them"
+        for array in arrays:
+            if array.shape[:1] != (4,):
+                yield f"the shape of {name} is {array.shape} for 4 examples; return [4, …]"
+
+
+def check_weights(split, training):
+    weights = read_first_batches(split, training)[0].get("sample_weight", [])
+    if len(weights) > 1:
+        yield (
+            f"each example has {len(weights)} sample weights; return one, [batch]. Put weights of "
+            "parts of the labels among the labels, and use them in compute_losses"
+        )
+    for weight in weights:
+        if weight.shape != (4,) or weight.dtype != np.float32:
+            yield (
+                f"sample_weight is {weight.dtype} of shape {weight.shape} for 4 examples; return "
+                "float32 of shape (4,)"
+            )
+
+
+def check_seeds(split, training):
+    batches = read_first_batches(split, training)
+    changed = find_differences(batches, read_batches(split, 4, training))
+    if changed:
+        yield (
+            f"{join(changed)} change when it is called again with the same seeds; draw from "
+            "`seeds` (tf.random.stateless_…, tf.image.stateless_random_…), not from tf.random, "
+            "np.random or random"
+        )
+
+
+def check_batch_sizes(split, training):
+    """Check that examples don't depend on others of the batch, which replicas share."""
+    batches = read_first_batches(split, training)
+    halves = read_batches(split, 2, training)
+    changed = find_differences(batches, halves, is_same_or_close)
+    if changed:
+        yield (
+            f"{join(changed)} of an example differ between a batch of 2 and a batch of 4; handle "
+            "each example by itself, with its own seed"
+        )
+
+
+def check_evaluation(split):
+    batches = read_first_batches(split, False)
+    random = find_differences(batches, read_batches(split, 4, training=False, key=2))
+    if random:
+        yield (
+            f"{join(random)} depend on `seeds` with training=False, and so evaluation on --seed; "
+            "draw only if `training`"
+        )
+    if "sample_weight" in batches[0] and not has_weight(split):
+        yield (
+            "all examples of the validation split have weight 0, so their loss is always 0; give "
+            "some a weight above 0"
+        )
+
+
+def has_weight(split):
+    """Return whether any example of a split has a weight above 0 in evaluation."""
+    for fetched in fetch_batches(train.create_datasets()[split].batch(128)):
+        count = len(tf.nest.flatten(fetched)[0])
+        seeds = tf.zeros([count, 2], tf.int32)
+        _, _, weight = train.preprocess(fetched, seeds, training=False)
+        if tf.reduce_any(weight > 0):
+            return True
+    return False
+
+
+# ----------------------------------------------------------------------------------------------
+# create_model_and_optimizer
+# ----------------------------------------------------------------------------------------------
+
+
+def check_model():
+    created = train.create_model_and_optimizer(create_mirrored_strategy())
+    if not are_models_and_optimizers(created):
+        yield "doesn't return a model and an optimizer, or a tuple of each, equally long"
+        return
+    models, optimizers = map(tf.nest.flatten, created)
+    if not all(model.built for model in models):
+        yield "returns a model that isn't built; add keras.Input, or call build() or the model"
+        return
+    yield from check_batch_normalization(models)
+    yield from check_scope("the model", models)
+    yield from check_scope("the optimizer", optimizers)
+    yield from check_predictions()
+
+
+def are_models_and_optimizers(created):
+    if not isinstance(created, tuple | list) or len(created) != 2:
+        return False
+    models, optimizers = map(tf.nest.flatten, created)
+    if len(models) != len(optimizers):
+        return False
+    are_models = all(isinstance(model, keras.Model) for model in models)
+    return are_models and all(isinstance(x, keras.optimizers.Optimizer) for x in optimizers)
+
+
+def find_batch_normalization(models):
+    layers = find_layers(models)
+    return [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def check_batch_normalization(models):
+    for layer in find_batch_normalization(models):
+        if layer.trainable and not layer.synchronized:
+            yield (
+                f"the BatchNormalization {layer.name!r} is not synchronized, so each replica uses "
+                "the statistics of its own examples; set synchronized=True"
+            )
+
+
+def check_scope(subject, owners):
+    paths = find_unmirrored([variable for owner in owners for variable in owner.variables])
+    if paths:
+        yield (
+            f"variables of {subject} are created outside strategy.scope(), so they are not on all "
+            f"replicas: {paths}; indent the code below `with strategy.scope():`"
+        )
+
+
+def check_predictions():
+    features, _, _ = create_training_state()
+    if not has_one_model():
+        return
+    predictions = tf.nest.flatten(train.model(features, training=False))
+    shapes = [str(prediction.shape) for prediction in predictions]
+    if any(prediction.shape[:1] != (4,) for prediction in predictions):
+        yield f"the model predicts shape {join(shapes)} for 4 examples; return [4, …]"
+    elif depends_on_batch(features, training=False):
+        yield (
+            "the prediction for an example depends on the other examples of the batch in "
+            "evaluation, so results depend on the batch size; use statistics of training there"
+        )
+    elif has_hidden_randomness(features):
+        yield (
+            "the model draws random numbers that no checkpoint contains (tf.random, np.random?), "
+            "so a killed run can't resume bit-identical; in a layer, use keras.random with a "
+            "keras.random.SeedGenerator of the layer"
+        )
+
+
+def depends_on_batch(features, training):
+    """Return whether the prediction for an example depends on the rest of its batch."""
+    predictions = train.model(features, training=training)
+    halves = [train.model(half, training=training) for half in cut_batch(features, 2)]
+    joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *halves)
+    return not is_close(predictions, joined)
+
+
+def has_hidden_randomness(features):
+    """Return whether two calls in training differ though they start from the same state."""
+    predictions = []
+    for _ in range(2):
+        with restore_variables(train.model):
+            predictions.append(train.model(features, training=True))
+    return not is_close(*predictions)
+
+
+# ----------------------------------------------------------------------------------------------
+# The losses
+# ----------------------------------------------------------------------------------------------
+
+
+def check_loss_objects():
+    features, labels, _ = create_training_state()
+    if not has_one_model():
+        return
+    predictions = train.model(features, training=False)
+    are_means_taken = returns_one_value_per_example(labels, predictions)
+    for subject, *arguments in list_losses(labels, predictions):
+        yield from check_loss(subject, *arguments, are_means_taken)
+
+
+def list_losses(labels, predictions):
+    """Return (name, loss, its labels, its predictions) of each loss.
+
+    There are several if `loss_object` has the structure of labels and predictions. For other
+    structures, only `compute_losses` knows the arguments.
+    """
+    losses = train.loss_object
+    if callable(losses):
+        return [] if labels is None else [("the loss", losses, labels, predictions)]
+    for structure in (labels, predictions):
+        if not isinstance(structure, type(losses)) or len(structure) != len(losses):
+            return []
+    keys = losses.keys() if isinstance(losses, dict) else range(len(losses))
+    return [(f"the loss {key!r}", losses[key], labels[key], predictions[key]) for key in keys]
+
+
+def returns_one_value_per_example(labels, predictions):
+    """Return whether `compute_losses` does. Its own check reports exceptions."""
+    try:
+        return train.compute_losses(labels, predictions).shape == [4]
+    except Exception:
+        return False
+
+
+def check_losses():
+    features, labels, _ = create_training_state()
+    if has_one_model():
+        predictions = train.model(features, training=False)
+        yield from check_loss("the result", train.compute_losses, labels, predictions)
+
+
+def check_loss(subject, loss, labels, predictions, are_means_taken=False):
+    """Yield what is wrong with a function that returns the loss of each example.
+
+    It may return losses of parts, such as pixels, if means of them are taken later.
+    """
+    losses = loss(labels, predictions)
+    hint = describe_shapes(labels, predictions)
+    axes = find_part_axes(losses, labels)
+    if axes and are_means_taken:
+        return
+    if axes:
+        hint += f"; take the mean in compute_losses: tf.reduce_mean(losses, axis={axes})"
+    if losses.shape == []:
+        yield f'{subject} is reduced to one number; set reduction="none", for shape [4] here'
+    elif losses.shape != [4]:
+        yield (
+            f"{subject} has shape {tuple(losses.shape)} for 4 examples; return one value for each, "
+            f"(4,) ({hint})"
+        )
+    elif mixes_examples(loss, labels, predictions):
+        yield (
+            f"{subject} of an example depends on the other examples of the batch; compute each by "
+            f"itself ({hint})"
+        )
+
+
+def describe_shapes(labels, predictions):
+    """Return the shapes of labels and predictions as text, with a likely mistake."""
+    label_shapes = [tuple(tensor.shape) for tensor in flatten_tensors(labels)]
+    shapes = [tuple(tensor.shape) for tensor in flatten_tensors(predictions)]
+    text = f"labels are {join(map(str, label_shapes or [None]))}, "
+    text += f"predictions {join(map(str, shapes))}"
+    for one, other in zip(label_shapes, shapes, strict=False):
+        if one != other and math.prod(one) == math.prod(other):
+            text += "; their difference broadcasts to all pairs of examples"
+    return text
+
+
+def find_part_axes(losses, labels):
+    """Return the axes of losses that are parts of an example, such as the rows of an image."""
+    rank = len(losses.shape)
+    for tensor in flatten_tensors(labels):
+        has_parts = len(tensor.shape) > 2 and rank > 1
+        if has_parts and tensor.shape[:rank] == losses.shape:
+            return list(range(1, rank))
+    return []
+
+
+def mixes_examples(loss, labels, predictions):
+    """Return whether the loss of an example differs between a batch and alone."""
+    pairs = zip(cut_batch(labels, 1), cut_batch(predictions, 1), strict=True)
+    alone = [tf.reshape(loss(*pair), [1]) for pair in pairs]
+    return not is_close(loss(labels, predictions), tf.concat(alone, axis=0))
+
+
+def check_replica_losses():
+    """Check that the losses of two replicas add up to the loss of one."""
+    features, labels, weight = create_training_state()
+    if not has_one_model():
+        return
+    predictions = train.model(features, training=False)
+    with without_regularization():
+        whole = train.compute_loss(labels, predictions, weight)
+        if whole.shape != []:
+            yield f"returns shape {tuple(whole.shape)}; return one number, ()"
+            return
+        halves = [cut_batch(part, 2) for part in (labels, predictions, weight)]
+        total = float(sum(map(train.compute_loss, *halves)))
+    whole = float(whole)
+    if is_close(whole, total):
+        return
+    numbers = f"the losses of two replicas add up to {total:.6g}, the loss of one is {whole:.6g}"
+    if is_close(2 * whole, total):
+        yield (
+            f"takes the mean over a replica's own examples (tf.reduce_mean?): {numbers}; divide by "
+            "GLOBAL_BATCH_SIZE, as tf.nn.compute_average_loss does"
+        )
+    else:
+        yield (
+            f"{numbers}; look for a statistic of a replica's own examples, or a regularization "
+            "loss without tf.nn.scale_regularization_loss"
+        )
+
+
+# ----------------------------------------------------------------------------------------------
+# create_metrics
+# ----------------------------------------------------------------------------------------------
+
+
+def check_metrics():
+    lists = train.create_metrics(create_mirrored_strategy())
+    if len(lists) != 3:
+        yield f"returns {len(lists)} lists; return 3: for the train, validation and test split"
+    metrics = [metric for each in lists for metric in each]
+    if len({id(metric) for metric in metrics}) < len(metrics):
+        yield "returns the same metric twice; create one for each list"
+    yield from check_names(lists)
+    yield from check_scope("metrics", metrics)
+    yield from check_updates()
+
+
+def check_names(lists):
+    taken = {"step", "epoch", "split", "loss", "learning_rate", "gradient_norm"}
+    taken |= {"examples_per_second", "input_wait"}
+    problems = set()
+    for metrics in lists:
+        names = [metric.name for metric in metrics]
+        problems |= {name for name in names if name in taken or names.count(name) > 1}
+    for name in sorted(problems):
+        yield (
+            f"two values of a split are named {name!r}; choose another name (the log has its own "
+            f"{', '.join(sorted(taken))})"
+        )
+
+
+def check_updates():
+    batch = create_training_state()
+    metrics = train.validation_metrics
+    counts = [len(metric.variables) for metric in metrics]
+    train.validation_step(batch)
+    for metric, count in zip(metrics, counts, strict=True):
+        if len(metric.variables) > count:
+            yield (
+                f"the metric {metric.name!r} creates variables in its first update, which is too "
+                "late in a traced step; update it in the hook, inside the scope, and reset it"
+            )
+        shape = tuple(tf.convert_to_tensor(metric.result()).shape)
+        if shape != ():
+            yield f"the result of {metric.name!r} has shape {shape}; return one number, ()"
+
+
+# ----------------------------------------------------------------------------------------------
+# train_step
+# ----------------------------------------------------------------------------------------------
+
+
+def check_gradients():
+    """Check that all trainable variables get a gradient."""
+    batch = create_training_state()
+    compute = tf.GradientTape.gradient
+
+    def compute_or_none(*args, unconnected_gradients=None, **kwargs):
+        """Return None, not zeros, for variables without a path to the loss."""
+        return compute(*args, **kwargs)
+
+    with replace(tf.GradientTape, "gradient", compute_or_none), without_regularization():
+        _, gradients = train.compute_gradients(batch)
+    gradients = tf.nest.flatten(gradients)
+    models = tf.nest.flatten(train.model)
+    variables = [variable for model in models for variable in model.trainable_variables]
+    if len(gradients) != len(variables):
+        return  # an edited compute_gradients
+    pairs = zip(variables, gradients, strict=True)
+    paths = [variable.path for variable, gradient in pairs if gradient is None]
+    if paths:
+        yield (
+            f"these variables get no gradient, so they are never trained: {', '.join(paths)}; use "
+            "their layer, look for what cuts the loss off (stop_gradient, tf.argmax, a cast to "
+            "integers), or set trainable=False"
+        )
+
+
+def check_slices():
+    """Check that no optimizer gets a gradient in which an index may occur twice."""
+    batch = create_training_state()
+    paths = []
+    models = tf.nest.flatten(train.model)
+    for model, optimizer in zip(models, tf.nest.flatten(train.optimizer), strict=True):
+        optimizer.build(model.trainable_variables)
+        record_slices(optimizer, paths)
+    train.train_step(batch)
+    if paths:
+        yield (
+            f"an optimizer gets the gradients of {', '.join(paths)} as tf.IndexedSlices. Keras's "
+            "Adam squares each slice instead of the sum of those with one index; call `update` of "
+            "train.py, or sum them with tf.convert_to_tensor"
+        )
+
+
+def record_slices(optimizer, paths):
+    """Make an optimizer add the paths of variables to a list if their gradients are slices."""
+    apply = optimizer.apply
+
+    def record_and_apply(gradients, variables=None):
+        gradients = list(gradients)
+        for variable, gradient in zip(variables or [], gradients, strict=False):
+            if isinstance(gradient, tf.IndexedSlices) and may_repeat(gradient.indices):
+                paths.append(variable.path)
+        return apply(gradients, variables)
+
+    optimizer.apply = record_and_apply
+
+
+def may_repeat(indices):
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    """Return whether an index occurs twice."""
+    return len(set(indices.numpy())) < len(indices)
+    # {% else %}
+    """Return whether an index may occur twice. In the sum over replicas it always may."""
+    return True
+    # {% endif %}
+
+
+# ----------------------------------------------------------------------------------------------
+# What makes results depend on the replicas
+# ----------------------------------------------------------------------------------------------
+
+
+def check_suspects():
+    """Yield sentences about what may make results differ between replicas."""
+    features, _, _ = create_training_state()
+    for layer in find_layers(train.model):
+        if is_random(layer) and not has_training_argument(layer):
+            yield (
+                f"create_model_and_optimizer: layer {layer.name!r} draws random numbers in "
+                "evaluation too, different ones on each replica; draw only if `training`"
+            )
+    if not has_one_model():
+        return
+    if find_batch_normalization(train.model):
+        yield from check_idle_biases(features)
+    elif depends_on_batch(features, training=True):
+        yield (
+            "create_model_and_optimizer: the prediction for an example depends on the other "
+            "examples of the batch in training; look for statistics of a replica's own examples"
+        )
+
+
+def check_idle_biases(features):
+    for path in find_idle_biases(features):
+        yield (
+            f"create_model_and_optimizer: a BatchNormalization cancels {path}, so its gradient is "
+            "rounding errors, which Adam scales up; set use_bias=False in its layer"
+        )
+
+
+def find_idle_biases(features):
+    """Return the biases that have no effect in training, though they have one in evaluation."""
+    evaluated, trained = predict_in_both_modes(features)
+    paths = []
+    for variable in train.model.trainable_variables:
+        if variable.path.endswith("bias"):
+            with restore_variables(train.model):
+                variable.assign_add(tf.ones_like(variable))
+                other_evaluated, other_trained = predict_in_both_modes(features)
+            if is_close(trained, other_trained) and not is_close(evaluated, other_evaluated):
+                paths.append(variable.path)
+    return paths
+
+
+def predict_in_both_modes(features):
+    """Return the predictions in evaluation and in training."""
+    with restore_variables(train.model):
+        evaluated = train.model(features, training=False)
+        trained = train.model(features, training=True)
+    return evaluated, trained
+
+
+# ----------------------------------------------------------------------------------------------
+# All checks
+# ----------------------------------------------------------------------------------------------
+
+SUSPECTS = "suspects"  # beside the hooks: what may make results differ between replicas
+
+CHECKS = (
+    ("create_datasets", check_datasets),
+    ("adapt", check_adapt),
+    ("fetch", check_fetch),
+    ("preprocess", check_preprocess),
+    ("create_model_and_optimizer", check_model),
+    ("create_loss_objects", check_loss_objects),
+    ("create_metrics", check_metrics),
+    ("compute_losses", check_losses),
+    ("compute_loss", check_replica_losses),
+    ("create_model_and_optimizer", check_gradients),
+    ("train_step", check_slices),
+    (SUSPECTS, check_suspects),
+)
+
+# A hook can't be checked before the problems of these are solved.
+NEEDED = {
+    "compute_losses": ["create_loss_objects"],
+    "compute_loss": ["create_loss_objects", "compute_losses"],
+}
+
+
+def check_hooks():
+    """Return the problems of each hook, and None for a hook that can't be checked."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    replicas = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpu, replicas)
+    report = {hook: [] for hook in (*HOOKS, SUSPECTS)}
+    for hook, check in CHECKS:
+        if any(report[needed] for needed in NEEDED.get(hook, ())):
+            report[hook] = None
+        else:
+            run_check(hook, check, report)
+    return report
+
+
+def run_check(hook, check, report):
+    """Add the problems that a check finds to the report."""
+    problems = []
+    try:
+        for problem in check():
+            problems.append(problem)
+    except (Exception, SystemExit) as error:  # of any type, by what hooks do
+        if not problems:
+            report_exception(error, hook, report)
+    if problems:
+        report[hook] = (report[hook] or []) + problems
+
+
+def report_exception(error, hook, report):
+    """Add an exception to the report, unless it may follow from an earlier problem."""
+    if any(report.values()):
+        if hook != SUSPECTS:
+            report[hook] = report[hook] or None
+        return
+    name, line = find_hook("".join(traceback.format_exception(error)))
+    place = f" (train.py, line {line})" if line else ""
+    if name in STEPS:
+        place = f" in {name}{place}"
+        name = "train_step"
+    reason = f"{type(error).__name__}: {shorten(error)}"
+    if "values to unpack" in reason:
+        reason += "; the batch of a step is always (features, labels, sample_weight)"
+    report[name or hook] = [f"fails{place}: {reason}"]

@@ -1,0 +1,256 @@
+"""Runs of train.py, and checks of what they have written.
+
+test_train.py calls each function in a process of its own, and reads the last line of its output:
+
+    PYTHONPATH=. python tests/train_runs.py FUNCTION ARGUMENTS
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hook_checks
+from hook_checks import fetch_batches, unpack
+
+import train
+from train import keras, np, tf  # train.py imports them without TensorFlow's messages
+
+FLAGS = ("--epochs", "2", "--steps-per-loop", "3", "--checkpoint-every-steps", "4")
+CHECKSUMS = "checksums.json"  # of the last checkpoint, in the run directory
+
+# ----------------------------------------------------------------------------------------------
+# Runs
+# ----------------------------------------------------------------------------------------------
+
+
+def train_and_export(*flags):
+    """Run train.py on ten batches of each split."""
+    cut_datasets()
+    train.run([*flags, *FLAGS, "--global-batch-size", str(choose_batch_size())])
+    worker_index = getattr(train.config, "worker_index", 0)  # only synchronous workers have one
+    if worker_index == 0:
+        write_checksums()
+
+
+def train_only(*flags):
+    """Run train.py on ten batches of each split, without exports, which take seconds."""
+    train.export = lambda *arguments: None
+    train_and_export(*flags)
+
+
+# {% if cookiecutter.distribution == "synchronous" %}
+def train_without_randomness(*flags):
+    """Run `train_only` with disabled random layers: their numbers differ between replicas."""
+    create = train.create_model_and_optimizer
+
+    def create_without_randomness(strategy):
+        model, optimizer = create(strategy)
+        hook_checks.disable_randomness(model)
+        return model, optimizer
+
+    train.create_model_and_optimizer = create_without_randomness
+    train_only(*flags)
+
+
+# {% endif %}
+def choose_batch_size():
+    """Return a global batch size near the default that 4 replicas can share."""
+    return max(4, train.Config().global_batch_size // 4 * 4)
+
+
+def cut_datasets():
+    """Cut each split to ten batches. In evaluation, the last batch is not full.
+
+    The hook `adapt` still gets the whole training split: a part may lack words or classes.
+    """
+    create_datasets = train.create_datasets
+    adapt = train.adapt
+
+    def create_cut_datasets():
+        first, *others = create_datasets()
+        return [cut(first, is_training=True), *(cut(each, is_training=False) for each in others)]
+
+    def adapt_to_all(_):
+        return adapt(create_datasets()[0])
+
+    train.create_datasets = create_cut_datasets
+    train.adapt = adapt_to_all
+
+
+def cut(split, is_training):
+    size = int(split.cardinality())
+    if size <= 0:  # train.py rejects it
+        return split
+    batch_size = choose_batch_size()
+    count = min(size, 10 * batch_size)
+    is_last_batch_full = count % batch_size == 0
+    if is_last_batch_full and not is_training:
+        count -= 1
+    return split.take(count)
+
+
+# ----------------------------------------------------------------------------------------------
+# Checkpoints
+# ----------------------------------------------------------------------------------------------
+
+
+def write_checksums():
+    """Write a checksum of each tensor in the last checkpoint."""
+    folder = train.run_path("checkpoints", "last")
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(folder))
+    paths = reader.get_tensor("names/.ATTRIBUTES/VARIABLE_VALUE")
+    checksums = {}
+    for key in reader.get_variable_to_shape_map():
+        if key != "_CHECKPOINTABLE_OBJECT_GRAPH":  # not a value
+            name = name_tensor(key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"), paths)
+            checksums[name] = compute_checksum(reader.get_tensor(key))
+    train.run_path(CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
+
+
+def name_tensor(key, paths):
+    """Return a tensor's name in messages. Weights are saved by position, such as model/0."""
+    kind, _, position = key.partition("/")
+    if kind == "model":
+        return f"model: {paths[int(position)].decode()}"
+    return key
+
+
+def compute_checksum(value):
+    array = np.asarray(value)
+    content = array.tobytes()
+    if array.dtype.kind == "O":  # strings
+        content = repr(array.tolist()).encode()
+    kind = f"{array.dtype} {array.shape}".encode()
+    return hashlib.sha256(kind + content).hexdigest()
+
+
+def restore_best(run_dir):
+    """Create the model with the weights of a run's best checkpoint."""
+    train.config.run_dir = run_dir  # hooks may read files of it
+    train.adapted.update(json.loads(Path(run_dir, "adapted.json").read_text("utf-8")))
+    train.model, train.optimizer = train.create_model_and_optimizer(tf.distribute.get_strategy())
+    models = tf.nest.flatten(train.model)
+    values = [variable.value for model in models for variable in model.variables]
+    path = tf.train.latest_checkpoint(Path(run_dir, "checkpoints", "best"))
+    status = tf.train.Checkpoint(model=values).restore(path)
+    status.assert_existing_objects_matched().expect_partial()
+
+
+# ----------------------------------------------------------------------------------------------
+# Evaluation
+# ----------------------------------------------------------------------------------------------
+
+
+def read_test_split(size):
+    """Yield the first component of `fetch`, and a batch for the steps. No batch is filled up."""
+    cut_datasets()
+    _, _, split = train.create_datasets()
+    for fetched in fetch_batches(split.batch(size)):
+        inputs = fetched[0] if isinstance(fetched, tuple) else fetched
+        count = len(tf.nest.flatten(fetched)[0])
+        seeds = tf.zeros([count, 2], tf.int32)
+        yield inputs, unpack(train.preprocess(fetched, seeds, training=False), count)
+
+
+def evaluate(run_dir):
+    """Return loss and metrics of a run's best checkpoint on the test split.
+
+    The batches have another size than those of the run.
+    """
+    restore_best(run_dir)
+    strategy = tf.distribute.get_strategy()
+    train.loss_object = train.create_loss_objects(strategy)
+    _, _, train.test_metrics = train.create_metrics(strategy)
+    size = choose_batch_size() // 2 + 1
+    sums = [train.test_step(batch).numpy() for _, batch in read_test_split(size)]
+    loss_sum, weight_sum = np.sum(sums, axis=0, dtype="float64")
+    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
+    metrics = {metric.name: float(metric.result()) for metric in train.test_metrics}
+    return {"loss": loss, **metrics}
+
+
+# ----------------------------------------------------------------------------------------------
+# Exports
+# ----------------------------------------------------------------------------------------------
+
+
+def check_exports(run_dir):
+    """Return what is wrong with a run's exports."""
+    restore_best(run_dir)
+    batches = [(inputs, batch[0]) for inputs, batch in read_test_split(choose_batch_size())]
+    problems = []
+    for name, load in (("the SavedModel", load_saved_model), ("model.keras", load_keras_file)):
+        problem = check_export(load, Path(run_dir, "export"), batches)
+        if problem:
+            problems.append(f"create_model_and_optimizer: {name} in export/ {problem}")
+    return problems
+
+
+def load_saved_model(folder):
+    """Return a function that predicts with the SavedModel."""
+    loaded = tf.saved_model.load(str(folder))
+
+    def predict(inputs, features):
+        return loaded.serve(inputs)
+
+    return predict
+
+
+def load_keras_file(folder):
+    """Return a function that predicts with model.keras."""
+    loaded = keras.saving.load_model(folder / "model.keras")
+
+    def predict(inputs, features):
+        return loaded(features, training=False)
+
+    return predict
+
+
+def check_export(load, folder, batches):
+    """Return what is wrong with an export, or None."""
+    try:
+        predict = load(folder)
+        for inputs, features in batches:
+            compare_predictions(predict(inputs, features), features)
+    except AssertionError as error:
+        lines = [line.strip() for line in str(error).splitlines() if "ifference" in line]
+        return (
+            "and the best checkpoint predict different values. Look for a layer whose get_config "
+            "omits an argument, or that keeps state outside its variables. " + "; ".join(lines)
+        )
+    except Exception as error:  # of any type, by what the hooks do
+        reason = f"{type(error).__name__}: {error}".split("\n\n")[0][:500]
+        return (
+            f"can't be loaded and called ({reason}); give each class of your own "
+            "@keras.saving.register_keras_serializable() and a get_config with all arguments"
+        )
+    return None
+
+
+def compare_predictions(predictions, features):
+    """Raise AssertionError if predictions differ from the model's. Of several models, the first."""
+    model = tf.nest.flatten(train.model)[0]
+    expected = tf.nest.flatten(model(features, training=False))
+    for one, other in zip(tf.nest.flatten(predictions), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+FUNCTIONS: dict[str, Callable] = {
+    "check_hooks": hook_checks.check_hooks,
+    "train_and_export": train_and_export,
+    "train_only": train_only,
+    # {% if cookiecutter.distribution == "synchronous" %}
+    "train_without_randomness": train_without_randomness,
+    # {% endif %}
+    "evaluate": evaluate,
+    "check_exports": check_exports,
+}
+
+if __name__ == "__main__":
+    # Hooks may read flags and the number of steps.
+    train.config = train.parse_flags([])
+    train.config.steps_per_epoch = 10
+    function, *arguments = sys.argv[1:]
+    print(json.dumps(FUNCTIONS[function](*arguments)))
