@@ -8,9 +8,12 @@ def parse_flags(argv):
     parser.error = raise_wrong_input  # argparse's own prints its usage first
     for field in dataclasses.fields(Config):
         if field.metadata:
-            name = "--" + field.name.replace("_", "-")
+            name = f"--{field.name.replace('_', '-')}"
             parser.add_argument(name, default=field.default, **field.metadata)
-    return Config(**vars(parser.parse_args(argv)))
+    parsed = Config(**vars(parser.parse_args(argv)))
+    if "://" in parsed.run_dir:
+        raise WrongInput(f"--run-dir {parsed.run_dir} is not a local folder; use one")
+    return parsed
 
 
 def raise_wrong_input(message):

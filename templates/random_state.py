@@ -12,6 +12,6 @@ def seed_replicas():
             if variable.path.endswith("seed_generator_state"):  # [seed, counter]
                 # The golden ratio keeps the seeds of replicas apart for all seeds below 1e9.
                 offset = tf.cast(replica_id, variable.dtype) * 0x9E3779B1
-                variable.assign(variable + tf.stack([offset, 0]))
+                variable.assign(variable + [offset, 0])
 
     strategy.run(shift_states)

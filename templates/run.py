@@ -16,14 +16,15 @@ def run(argv=None):
             time.sleep(1)  # other workers may still need this one for the last sum
         exit_process(code)
     # {% else %}
+    error = None
     try:
         main(argv)
-        code = 0
-    except Exception as error:
-        code = report_error(error)
+    except Exception as raised:
+        error = raised  # kept: deleting the variables of `main` would wait for lost workers
+    code = report_error(error) if error else 0
     if coordinator and code == 0:
         dismiss_tasks()
-    if config.servers or code:
+    if coordinator or error:
         sys.stdout.flush()
         exit_process(code)
     # {% endif %}

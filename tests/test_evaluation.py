@@ -40,7 +40,8 @@ def evaluate(train_once):
 def assert_same_evaluation(line, expected):
     """Assert that a log line has the loss and accuracy that NumPy has computed."""
     for name in ("loss", "accuracy"):
-        assert line[name] == pytest.approx(expected[name], rel=1e-6, abs=1e-6), name
+        value = pytest.approx(expected[name], rel=1e-6, abs=1e-6)
+        assert line[name] == value, name
 
 
 @pytest.mark.parametrize(

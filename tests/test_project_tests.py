@@ -26,11 +26,11 @@ HOOKS = (
 )
 
 # The project's tests.
-REPLICAS = "numbers_do_not_depend_on_the_replicas"
+REPLICAS = "results_do_not_depend_on_the_replicas"
 EVALUATION = "evaluation_counts_every_example_once"
-KILLED = "killed_run_resumes_to_the_same_bits"
+KILLED = "killed_run_resumes_bit_identical"
 WORKERS = "two_workers_equal_two_replicas"
-EXPORT = "export_predicts_what_the_model_does"
+EXPORT = "export_predicts_what_the_model_predicts"
 CONTRACT = "contract"
 
 

@@ -4,8 +4,8 @@ def check_run_dir():
     needed = os.R_OK | os.W_OK | os.X_OK
     folders = [*folder.glob("checkpoints/**/"), *folder.glob("tensorboard/**/")]
     problem = None
-    if "://" in config.run_dir or not config.run_dir.isprintable():
-        problem = "is not a local folder"
+    if not config.run_dir.isprintable():
+        problem = "has characters that can't be printed"
     elif set("[\\") & set(folder.as_posix()):
         problem = "has [ or \\, which TensorFlow takes for a pattern"
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():

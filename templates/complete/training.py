@@ -133,6 +133,7 @@ def evaluate_continuously(validation_set):
             swap_ema_weights()
             state.step = int(checkpoint["step"])
             validated = validate(*validation_set)
+            run_path().mkdir(exist_ok=True)
             log("validation", validated)
             print_status(f"validation {format_metrics(validated)}  of {checkpoint['path']}")
             waiting_since = time.monotonic()

@@ -18,12 +18,12 @@ def create_datasets() -> list[tf.data.Dataset]:
 
     scripts = ("HANGUL SYLLABLE", "EGYPTIAN HIEROGLYPH")
     names = [(unicodedata.name(chr(code), ""), code) for code in range(sys.maxunicode + 1)]
-    names = [
+    examples = [
         (name, unicodedata.category(chr(code)))
         for name, code in names
         if name and not name.endswith(f"-{code:04X}") and not name.startswith(scripts)
     ]
-    texts, categories = np.array(names).T
+    texts, categories = np.array(examples).T
     labels = np.unique(categories, return_inverse=True)[1].astype("int32")
 
     # Neighbors are alike, so shuffle before the split, which doesn't depend on --seed.
@@ -42,7 +42,7 @@ def adapt(train: tf.data.Dataset) -> dict:
     if PRESET:
         return {}
     texts, _ = train.batch(len(train)).get_single_element()
-    words = collections.Counter()
+    words: collections.Counter[str] = collections.Counter()
     for text in np.concatenate(tf.nest.flatten(tf.nest.map_structure(np.array, texts))):
         words.update(re.findall(r"[^\W_]+|[^\w\s]|_", text.decode().lower()))
     # Words that occur once are left out, so that [UNK] is trained too.
