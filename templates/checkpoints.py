@@ -1,5 +1,6 @@
 checkpoints: dict[str, tf.train.Checkpoint] = {}
 MAX_TO_KEEP = {"best": 1, "last": 3}
+END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
 def create_checkpoints():
@@ -50,7 +51,7 @@ def save(kind):
         checkpoint.best_loss.assign(state.best_loss)
     # The counter becomes the step: the file doesn't depend on the number of restarts.
     checkpoint.save_counter.assign(state.step - 1)
-    folder = run_path("checkpoints", kind)
+    folder = run_path(f"checkpoints/{kind}")
     checkpoint.save(folder / "ckpt")
     for step in list_checkpoints(kind)[: -MAX_TO_KEEP[kind]]:
         for path in folder.glob(f"ckpt-{step}.*"):
@@ -58,21 +59,25 @@ def save(kind):
 
 
 def list_checkpoints(kind):
-    """Return the steps of all checkpoints of a kind. The index file is written last.
+    """Return the steps of all complete checkpoints of a kind. A kill may cut the index file short.
 
     tf.train.latest_checkpoint reads TensorFlow's list of checkpoints. A kill may leave the list
     older than the files, and without the list it finds nothing.
     """
-    paths = run_path("checkpoints", kind).glob("ckpt-*.index")
-    return sorted(int(path.stem.removeprefix("ckpt-")) for path in paths)
+    paths = run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
+    return sorted(
+        int(path.stem.removeprefix("ckpt-"))
+        for path in paths
+        if path.read_bytes().endswith(END_OF_INDEX)
+    )
 
 
 def find_checkpoint(kind):
-    """Return the path of the newest checkpoint, or None before the first one."""
+    """Return the path of the newest complete checkpoint, or None without any."""
     steps = list_checkpoints(kind)
     if kind == "best" and not steps:
         raise WrongInput(f"--run-dir {config.run_dir} has no best checkpoint; train first")
-    return run_path("checkpoints", kind, f"ckpt-{steps[-1]}") if steps else None
+    return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}") if steps else None
 
 
 def restore(kind):

@@ -131,10 +131,7 @@ class Config:
     # {% endif %}
     train_examples: int = 0
     steps_per_epoch: int = 1
-
-    @property
-    def last_step(self):
-        return self.epochs * self.steps_per_epoch
+    last_step: int = 1
 
 
 config = Config()

@@ -18,6 +18,7 @@ def load_datasets():
         )
     config.train_examples = size
     config.steps_per_epoch = size // config.global_batch_size
+    config.last_step = config.epochs * config.steps_per_epoch
     # {% if cookiecutter.__size == "complete" %}
     check_steps()
     check_workers(loaded)

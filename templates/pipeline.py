@@ -57,10 +57,10 @@ def create_batch(examples, size, training, epoch, places):
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    is_real = tf.cast(position < size, tf.float32)
-    if sample_weight is None:
-        return features, labels, is_real
-    return features, labels, is_real * sample_weight
+    weight = tf.cast(position < size, tf.float32)
+    if sample_weight is not None:
+        weight *= sample_weight
+    return features, labels, weight
 
 
 # {% if cookiecutter.__size == "complete" %}

@@ -55,15 +55,16 @@ def check_run():
 def load_adapted(train_set, is_resumed):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
     path = run_path("adapted.json")
-    train = tf.data.Dataset.from_tensor_slices(train_set[0])
     # {% if cookiecutter.__size == "essential" %}
     if config.worker_index == 0 and not (is_resumed and path.exists()):
+        train = tf.data.Dataset.from_tensor_slices(train_set[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     barrier()
     if sum_over_workers(int(path.exists())) < config.workers:
         raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
     # {% else %}
     if config.mode == "train" and not (is_resumed and path.exists()):
+        train = tf.data.Dataset.from_tensor_slices(train_set[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     # {% endif %}
     adapted.update(read_file("adapted.json", json.loads))

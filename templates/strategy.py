@@ -90,6 +90,7 @@ def create_local_strategy(name):
 
 def check_batch_size():
     """Raise WrongInput if the replicas can't share the global batch equally."""
+    size = config.global_batch_size
     # {% if cookiecutter.__size == "complete" %}
     divisor = config.replicas * config.accumulation_steps
     sharers = f"{divisor} replicas times --accumulation-steps"
@@ -97,9 +98,8 @@ def check_batch_size():
     divisor = config.replicas
     sharers = f"{divisor} replicas"
     # {% endif %}
-    size = config.global_batch_size
-    if size % divisor:
-        below = size - size % divisor
+    below = size - size % divisor
+    if below < size:
         raise WrongInput(
             f"--global-batch-size {size} is not divisible by {sharers}; "
             f"use {below or 2 * divisor} or {below + divisor}"

@@ -6,7 +6,7 @@ def train_epochs(train_set, validation_set):
     # {% else %}
     on_signals(lambda number, _: signals.append(number))
     # {% endif %}
-    if state.step > 0 and is_end_of_epoch():
+    if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
         first_step = state.step
@@ -34,8 +34,10 @@ def train_epochs(train_set, validation_set):
 def check_finite(values):
     """Raise RunFailed, before anything is saved, if the loss or a variable is not finite."""
     if not (math.isfinite(values["loss"]) and are_weights_finite()):
-        problem = f"the loss or a weight is not finite at step {state.step}, which is not saved"
-        raise RunFailed(f"{problem}; try a --learning-rate below {config.learning_rate:g}")
+        raise RunFailed(
+            f"the loss or a weight is not finite at step {state.step}, which is not saved; "
+            f"try a --learning-rate below {config.learning_rate:g}"
+        )
 
 
 def finish_epoch(validation_set, trained):

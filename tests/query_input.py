@@ -358,7 +358,6 @@ def count_threads(path):
     data = script.load_into_memory(numbers, "train")
 
     def count():
-        script.count_cores.cache_clear()
         dataset, _ = script.create_input(*data, training=False)
         return dataset.options().threading.private_threadpool_size
 

@@ -43,7 +43,7 @@ def save(best=None):
 
 
 def wait_for_write():
-    """Wait until checkpoints are written. Raise what ended it."""
+    """Wait until checkpoints are written. Raise the error if that has failed."""
     if state.pending_write:
         state.pending_write.result()
 
@@ -95,9 +95,9 @@ def get_step(path):
 
 
 def read_checkpoint(path):
-    """Return the arrays in a checkpoint by name, such as step, model/0 and optimizer/0.
+    """Return the arrays in a checkpoint by name, such as step or model/0, and its path.
 
-    Reading all of them verifies their checksums. Errors name the "path".
+    Reading all arrays verifies their checksums.
     """
     reader = tf.train.load_checkpoint(path)
     checkpoint = {"path": str(path)}

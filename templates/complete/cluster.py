@@ -21,7 +21,8 @@ def wait_for_workers(addresses):
         if waited > next_message:  # on each worker, not only on the chief
             next_message += 60
             print(f"waiting for {names}, {left:.0f} s left", flush=True)
-        with contextlib.suppress(OSError, ValueError):  # nobody there yet, or another program
+        # Nobody is there yet, the port is too high, or another program is there.
+        with contextlib.suppress(OSError, OverflowError, ValueError):
             if server:
                 connection, _ = server.accept()
             else:

@@ -4,9 +4,9 @@ def read_weights(path):
     Of a run, these are the weights of its best checkpoint.
     """
     folder = Path(path, "checkpoints")
-    if Path(path, "model.keras").exists():  # an export
-        path = f"{path}/model.keras"
     try:
+        if Path(path, "model.keras").exists():  # an export
+            path = f"{path}/model.keras"
         if path.endswith(".keras"):
             variables = keras.saving.load_model(path, compile=False).variables
             return [(variable.path, variable.numpy()) for variable in variables]
@@ -51,11 +51,11 @@ def load_initial_weights(path):
 def read_initial_adapted():
     """Return what `adapt` returned in the run of --init-checkpoint, or None.
 
-    The weights may belong to a vocabulary.
+    The initial weights of an embedding belong to the vocabulary of that run.
     """
     if config.init_checkpoint:
         path = Path(config.init_checkpoint)
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
-            if (folder / "adapted.json").exists():
-                return json.loads((folder / "adapted.json").read_text("utf-8"))
+            if os.path.exists(folder / "adapted.json"):
+                return read_file(folder.absolute() / "adapted.json", json.loads)
     return None

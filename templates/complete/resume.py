@@ -71,11 +71,11 @@ def check_end(last_line, before):
         raise WrongInput(
             f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
         )
-    # --patience may have ended the run before its last step.
-    was_ended = before.get("epochs") == config.epochs and before.get("patience") == config.patience
-    is_at_end = last_line["step"] == config.last_step or was_ended
-    is_exported = before.get("export", "best") == config.export and run_path("export").exists()
-    if is_at_end and is_exported and last_line["split"] == "test":
+    # The end depends on these flags. The essential script has the first one only.
+    is_same_end = before.get("epochs") == config.epochs
+    is_same_end &= before.get("patience") == config.patience
+    is_same_end &= before.get("export", "best") == config.export
+    if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
             "more --epochs would continue it"

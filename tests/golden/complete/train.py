@@ -180,10 +180,7 @@ class Config:
     workers: int = 1
     train_examples: int = 0
     steps_per_epoch: int = 1
-
-    @property
-    def last_step(self):
-        return self.epochs * self.steps_per_epoch
+    last_step: int = 1
 
 
 config = Config()
@@ -630,8 +627,8 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    tensor = tf.constant(np.int64(numbers))
-    per_replica = strategy.experimental_distribute_values_from_function(lambda _: tensor)
+    spread = strategy.experimental_distribute_values_from_function
+    per_replica = spread(lambda _: tf.constant(numbers, tf.int64))
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
 
@@ -664,7 +661,8 @@ def wait_for_workers(addresses):
         if waited > next_message:  # on each worker, not only on the chief
             next_message += 60
             print(f"waiting for {names}, {left:.0f} s left", flush=True)
-        with contextlib.suppress(OSError, ValueError):  # nobody there yet, or another program
+        # Nobody is there yet, the port is too high, or another program is there.
+        with contextlib.suppress(OSError, OverflowError, ValueError):
             if server:
                 connection, _ = server.accept()
             else:
@@ -831,11 +829,11 @@ def create_local_strategy(name):
 
 def check_batch_size():
     """Raise WrongInput if the replicas can't share the global batch equally."""
+    size = config.global_batch_size
     divisor = config.replicas * config.accumulation_steps
     sharers = f"{divisor} replicas times --accumulation-steps"
-    size = config.global_batch_size
-    if size % divisor:
-        below = size - size % divisor
+    below = size - size % divisor
+    if below < size:
         raise WrongInput(
             f"--global-batch-size {size} is not divisible by {sharers}; "
             f"use {below or 2 * divisor} or {below + divisor}"
@@ -872,6 +870,7 @@ def load_datasets():
         )
     config.train_examples = size
     config.steps_per_epoch = size // config.global_batch_size
+    config.last_step = config.epochs * config.steps_per_epoch
     check_steps()
     check_workers(loaded)
     return loaded
@@ -966,10 +965,10 @@ def create_batch(examples, size, training, epoch, places):
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    is_real = tf.cast(position < size, tf.float32)
-    if sample_weight is None:
-        return features, labels, is_real
-    return features, labels, is_real * sample_weight
+    weight = tf.cast(position < size, tf.float32)
+    if sample_weight is not None:
+        weight *= sample_weight
+    return features, labels, weight
 
 
 def count_cores():
@@ -1199,7 +1198,7 @@ def save(best=None):
 
 
 def wait_for_write():
-    """Wait until checkpoints are written. Raise what ended it."""
+    """Wait until checkpoints are written. Raise the error if that has failed."""
     if state.pending_write:
         state.pending_write.result()
 
@@ -1251,9 +1250,9 @@ def get_step(path):
 
 
 def read_checkpoint(path):
-    """Return the arrays in a checkpoint by name, such as step, model/0 and optimizer/0.
+    """Return the arrays in a checkpoint by name, such as step or model/0, and its path.
 
-    Reading all of them verifies their checksums. Errors name the "path".
+    Reading all arrays verifies their checksums.
     """
     reader = tf.train.load_checkpoint(path)
     checkpoint = {"path": str(path)}
@@ -1354,9 +1353,9 @@ def read_weights(path):
     Of a run, these are the weights of its best checkpoint.
     """
     folder = Path(path, "checkpoints")
-    if Path(path, "model.keras").exists():  # an export
-        path = f"{path}/model.keras"
     try:
+        if Path(path, "model.keras").exists():  # an export
+            path = f"{path}/model.keras"
         if path.endswith(".keras"):
             variables = keras.saving.load_model(path, compile=False).variables
             return [(variable.path, variable.numpy()) for variable in variables]
@@ -1401,13 +1400,13 @@ def load_initial_weights(path):
 def read_initial_adapted():
     """Return what `adapt` returned in the run of --init-checkpoint, or None.
 
-    The weights may belong to a vocabulary.
+    The initial weights of an embedding belong to the vocabulary of that run.
     """
     if config.init_checkpoint:
         path = Path(config.init_checkpoint)
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
-            if (folder / "adapted.json").exists():
-                return json.loads((folder / "adapted.json").read_text("utf-8"))
+            if os.path.exists(folder / "adapted.json"):
+                return read_file(folder.absolute() / "adapted.json", json.loads)
     return None
 
 
@@ -1577,11 +1576,11 @@ def check_end(last_line, before):
         raise WrongInput(
             f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
         )
-    # --patience may have ended the run before its last step.
-    was_ended = before.get("epochs") == config.epochs and before.get("patience") == config.patience
-    is_at_end = last_line["step"] == config.last_step or was_ended
-    is_exported = before.get("export", "best") == config.export and run_path("export").exists()
-    if is_at_end and is_exported and last_line["split"] == "test":
+    # The end depends on these flags. The essential script has the first one only.
+    is_same_end = before.get("epochs") == config.epochs
+    is_same_end &= before.get("patience") == config.patience
+    is_same_end &= before.get("export", "best") == config.export
+    if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
             "more --epochs would continue it"

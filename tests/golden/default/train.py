@@ -121,10 +121,7 @@ class Config:
     workers: int = 1
     train_examples: int = 0
     steps_per_epoch: int = 1
-
-    @property
-    def last_step(self):
-        return self.epochs * self.steps_per_epoch
+    last_step: int = 1
 
 
 config = Config()
@@ -477,8 +474,8 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    tensor = tf.constant(np.int64(numbers))
-    per_replica = strategy.experimental_distribute_values_from_function(lambda _: tensor)
+    spread = strategy.experimental_distribute_values_from_function
+    per_replica = spread(lambda _: tf.constant(numbers, tf.int64))
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
 
@@ -566,11 +563,11 @@ def create_local_strategy(name):
 
 def check_batch_size():
     """Raise WrongInput if the replicas can't share the global batch equally."""
+    size = config.global_batch_size
     divisor = config.replicas
     sharers = f"{divisor} replicas"
-    size = config.global_batch_size
-    if size % divisor:
-        below = size - size % divisor
+    below = size - size % divisor
+    if below < size:
         raise WrongInput(
             f"--global-batch-size {size} is not divisible by {sharers}; "
             f"use {below or 2 * divisor} or {below + divisor}"
@@ -602,6 +599,7 @@ def load_datasets():
         )
     config.train_examples = size
     config.steps_per_epoch = size // config.global_batch_size
+    config.last_step = config.epochs * config.steps_per_epoch
     return loaded
 
 
@@ -683,10 +681,10 @@ def create_batch(examples, size, training, epoch, places):
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    is_real = tf.cast(position < size, tf.float32)
-    if sample_weight is None:
-        return features, labels, is_real
-    return features, labels, is_real * sample_weight
+    weight = tf.cast(position < size, tf.float32)
+    if sample_weight is not None:
+        weight *= sample_weight
+    return features, labels, weight
 
 
 def next_batch(iterator):
@@ -741,6 +739,7 @@ def list_variables(parts):
 
 checkpoints: dict[str, tf.train.Checkpoint] = {}
 MAX_TO_KEEP = {"best": 1, "last": 3}
+END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
 def create_checkpoints():
@@ -782,7 +781,7 @@ def save(kind):
         checkpoint.best_loss.assign(state.best_loss)
     # The counter becomes the step: the file doesn't depend on the number of restarts.
     checkpoint.save_counter.assign(state.step - 1)
-    folder = run_path("checkpoints", kind)
+    folder = run_path(f"checkpoints/{kind}")
     checkpoint.save(folder / "ckpt")
     for step in list_checkpoints(kind)[: -MAX_TO_KEEP[kind]]:
         for path in folder.glob(f"ckpt-{step}.*"):
@@ -790,21 +789,25 @@ def save(kind):
 
 
 def list_checkpoints(kind):
-    """Return the steps of all checkpoints of a kind. The index file is written last.
+    """Return the steps of all complete checkpoints of a kind. A kill may cut the index file short.
 
     tf.train.latest_checkpoint reads TensorFlow's list of checkpoints. A kill may leave the list
     older than the files, and without the list it finds nothing.
     """
-    paths = run_path("checkpoints", kind).glob("ckpt-*.index")
-    return sorted(int(path.stem.removeprefix("ckpt-")) for path in paths)
+    paths = run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
+    return sorted(
+        int(path.stem.removeprefix("ckpt-"))
+        for path in paths
+        if path.read_bytes().endswith(END_OF_INDEX)
+    )
 
 
 def find_checkpoint(kind):
-    """Return the path of the newest checkpoint, or None before the first one."""
+    """Return the path of the newest complete checkpoint, or None without any."""
     steps = list_checkpoints(kind)
     if kind == "best" and not steps:
         raise WrongInput(f"--run-dir {config.run_dir} has no best checkpoint; train first")
-    return run_path("checkpoints", kind, f"ckpt-{steps[-1]}") if steps else None
+    return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}") if steps else None
 
 
 def restore(kind):
@@ -981,8 +984,8 @@ def check_run():
 def load_adapted(train_set, is_resumed):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
     path = run_path("adapted.json")
-    train = tf.data.Dataset.from_tensor_slices(train_set[0])
     if config.worker_index == 0 and not (is_resumed and path.exists()):
+        train = tf.data.Dataset.from_tensor_slices(train_set[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     barrier()
     if sum_over_workers(int(path.exists())) < config.workers:
@@ -1103,7 +1106,7 @@ def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
     iterator, _ = train_set
     on_signals(lambda number, _: signals.append(number))
-    if state.step > 0 and is_end_of_epoch():
+    if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
         first_step = state.step
@@ -1125,8 +1128,10 @@ def train_epochs(train_set, validation_set):
 def check_finite(values):
     """Raise RunFailed, before anything is saved, if the loss or a variable is not finite."""
     if not (math.isfinite(values["loss"]) and are_weights_finite()):
-        problem = f"the loss or a weight is not finite at step {state.step}, which is not saved"
-        raise RunFailed(f"{problem}; try a --learning-rate below {config.learning_rate:g}")
+        raise RunFailed(
+            f"the loss or a weight is not finite at step {state.step}, which is not saved; "
+            f"try a --learning-rate below {config.learning_rate:g}"
+        )
 
 
 def finish_epoch(validation_set, trained):
