@@ -22,18 +22,17 @@ GLOBAL_BATCH_SIZE: int
 adapted: dict = {}  # what the hook `adapt` returned
 
 
-def flag(default, help_text, **options):
+def flag(default, text, **options):
     """Return a field of `Config` that is a flag, with options of ArgumentParser.add_argument.
 
     A number is positive, unless its `type` says otherwise.
     """
     if type(default) in (int, float):
         options.setdefault("type", bounded(type(default)))
-    metadata = {"help": f"{help_text} [%(default)s]", **options}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"help": f"{text} [%(default)s]", **options})
 
 
-def bounded(kind, above=0, below=2**31):
+def bounded(kind, above=0, below=1e31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
     def number(text):  # argparse prints this name
@@ -68,15 +67,11 @@ class Config:
         "distribution strategy",
         choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"],
     )
-    replicas: int | None = flag(
-        None, "train on as many logical CPU devices", type=bounded(int, below=101)
-    )
+    replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     # {% endif %}
     steps_per_loop: int = flag(100, "most steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(
-        0, "seed of weights, data order, augmentation and dropout", type=bounded(int, above=-1)
-    )
+    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1, 2**31))
     # {% if is_synchronous %}
     deterministic: bool = flag(
         False,

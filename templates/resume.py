@@ -32,7 +32,7 @@ def find_run():
 
 def check_run():
     """Raise WrongInput if a setting of the run has changed, or RunFinished after its last step."""
-    before = read_file("config.json", json.loads)
+    before = read_file("config.json", parse_object)
     now = describe_run()
     for name in FIXED_SETTINGS:
         if before.get(name) != now.get(name):
@@ -67,7 +67,7 @@ def load_adapted(train_set, is_resumed):
         train = tf.data.Dataset.from_tensor_slices(train_set[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     # {% endif %}
-    adapted.update(read_file("adapted.json", json.loads))
+    adapted.update(read_file("adapted.json", parse_object))
 
 
 def initialize_run_dir():
@@ -84,7 +84,7 @@ def initialize_run_dir():
 
 
 def write_run_files():
-    lines = read_file("metrics.jsonl", parse_log) if state.step > 0 else []
+    lines = read_file("metrics.jsonl", parse_log) if state.step else []
     kept = [json.dumps(line) + "\n" for line in lines if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))

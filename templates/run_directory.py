@@ -25,6 +25,11 @@ def write_file(name, text):
     # {% endif %}
 
 
+def parse_object(text):
+    """Return a JSON object as a dict. Raise TypeError for another JSON value."""
+    return {**json.loads(text)}
+
+
 def read_file(name, parse):
     """Return what `parse` makes of the text of a file of the run."""
     path = run_path(name)
@@ -89,4 +94,4 @@ def log(split, values):
 
 @functools.cache
 def create_summary_writer(split):
-    return tf.summary.create_file_writer(str(run_path("tensorboard", split)))
+    return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")

@@ -469,7 +469,7 @@ def test_run_stops_before_it_saves_a_non_finite_validation_loss(complete_script,
 def test_essential_script_stops_at_a_non_finite_loss(essential_script, tmp_path):
     script = write_variant(essential_script, tmp_path)
     outcome = run_script(script, "--learning-rate", "1e30")
-    assert_fails(outcome, 1, "between steps 0 and 19")
+    assert_fails(outcome, 1, "not finite at step 19", "--learning-rate", "1e+30")
 
 
 # --------------------------------------------------------------------------------------------------

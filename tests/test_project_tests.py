@@ -26,7 +26,8 @@ HOOKS = (
 )
 
 # The project's tests.
-REPLICAS = "results_do_not_depend_on_the_replicas"
+REPLICAS = "results_do_not_depend_on_the_replicas[2]"
+MORE_REPLICAS = "results_do_not_depend_on_the_replicas[4]"
 EVALUATION = "evaluation_counts_every_example_once"
 KILLED = "killed_run_resumes_bit_identical"
 WORKERS = "two_workers_equal_two_replicas"
@@ -38,7 +39,8 @@ def contract_of(hook):
     return f"hook_keeps_its_contract[{hook}]"
 
 
-ALL_TESTS = {*map(contract_of, HOOKS), REPLICAS, EVALUATION, KILLED, WORKERS, EXPORT}
+RUN_TESTS = {REPLICAS, MORE_REPLICAS, EVALUATION, KILLED, WORKERS, EXPORT}
+ALL_TESTS = {*map(contract_of, HOOKS), *RUN_TESTS}
 
 
 class Report:
@@ -174,6 +176,13 @@ def use_metrics(*expressions):
 def create_metrics(strategy):
     with strategy.scope():
         return tuple([{", ".join(expressions)}] for _ in range(3))
+"""
+
+
+def return_adapted(expression):
+    return f"""
+def adapt(train):
+    return {expression}
 """
 
 
@@ -335,40 +344,43 @@ MISTAKES = {
         )
         + end_model_with('keras.layers.Dense(10, kernel_regularizer="l2")'),
         "compute_loss",
-        ["a regularization loss that doesn't go through tf.nn.scale_regularization_loss"],
+        ["a regularization loss without tf.nn.scale_regularization_loss"],
     ),
     "reduced-loss": (
         use_loss("keras.losses.SparseCategoricalCrossentropy(from_logits=True)"),
         "create_loss_objects",
-        ["a loss that gives one number, reduced already", 'reduction="none"'],
+        ["the loss is reduced to one number", 'reduction="none"'],
     ),
     "losses-of-all-examples": (
         return_losses("losses + tf.reduce_mean(losses)"),
         "compute_losses",
-        ["gives an example another value in a batch than alone: it mixes the examples"],
+        ["the result of an example depends on the other examples of the batch"],
     ),
     "tf-random": (
         augment("images + tf.random.normal([8, 8, 1])"),
         "preprocess",
-        ["other features when it is called again with the same seeds", "not from tf.random"],
+        ["features change when it is called again with the same seeds", "not from tf.random"],
     ),
     "one-seed-for-all": (
         augment("tf.image.stateless_random_contrast(images, 0.5, 1.5, seed=seeds[0])"),
         "preprocess",
-        ["for the same examples in a batch of 2 than in one of 4", "with its own seed"],
+        [
+            "features of an example differ between a batch of 2 and a batch of 4",
+            "with its own seed",
+        ],
     ),
     "unknown-size": (
         change_splits("split.filter(lambda image, label: label > 0)"),
         "create_datasets",
         [
-            "doesn't say how many examples the train and validation and test dataset",
+            "the number of examples in train, validation and test is unknown",
             "assert_cardinality",
         ],
     ),
     "another-order-each-time": (
         change_splits("split.shuffle(100, seed=time.time_ns() % 10**6)"),
         "create_datasets",
-        ["gives the train and validation and test dataset in another order", "a seed of its own"],
+        ["the order or the examples of train, validation and test change", "with a fixed seed"],
     ),
     "labels-that-broadcast": (
         return_batch(labels="tf.cast(labels, tf.float32)")
@@ -376,7 +388,7 @@ MISTAKES = {
         + SQUARES
         + MEAN_METRIC,
         "create_loss_objects",
-        ["mixes the examples", "labels are (4,), predictions (4, 1)", "broadcasts"],
+        ["depends on the other examples", "labels are (4,), predictions (4, 1)", "broadcasts"],
     ),
     "predictions-that-broadcast": (
         return_batch(labels="tf.cast(labels, tf.float32)[:, None]")
@@ -384,12 +396,16 @@ MISTAKES = {
         + PAIRS
         + MEAN_METRIC,
         "create_loss_objects",
-        ["gives (4, 4) for 4 examples", "labels are (4, 1), predictions (4,)", "broadcasts"],
+        [
+            "the loss has shape (4, 4) for 4 examples",
+            "labels are (4, 1), predictions (4,)",
+            "broadcasts",
+        ],
     ),
     "unused-layer": (
         FORGETFUL,
         "create_model_and_optimizer",
-        ["get no gradient", "forgotten/kernel, ", "forgotten/bias. Is their layer used?"],
+        ["get no gradient", "forgotten/kernel, ", "forgotten/bias; use their layer"],
     ),
     "gradient-that-stops": (
         end_model_with("keras.layers.Lambda(tf.stop_gradient)", "keras.layers.Dense(10)"),
@@ -399,22 +415,22 @@ MISTAKES = {
     "model-outside-the-scope": (
         PLAIN_MODEL.replace("with strategy.scope():", "if True:"),
         "create_model_and_optimizer",
-        ["makes variables of the model outside strategy.scope()", "Indent"],
+        ["variables of the model are created outside strategy.scope()", "indent"],
     ),
     "metrics-outside-the-scope": (
         METRICS_OUTSIDE,
         "create_metrics",
-        ["makes variables of metrics outside strategy.scope()", "Indent"],
+        ["variables of metrics are created outside strategy.scope()", "indent"],
     ),
     "two-metrics-of-a-name": (
         use_metrics(ACCURACY, ACCURACY),
         "create_metrics",
-        ["has two values named 'accuracy'"],
+        ["two values of a split are named 'accuracy'"],
     ),
     "metric-that-is-built-late": (
         LATE_METRIC,
         "create_metrics",
-        ["'accuracy', that makes variables when it is first updated"],
+        ["the metric 'accuracy' creates variables in its first update"],
     ),
     "slices-to-the-optimizer": (
         EMBEDDING + UPDATE_WITH_SLICES,
@@ -427,50 +443,70 @@ MISTAKES = {
         + use_loss('keras.losses.BinaryCrossentropy(from_logits=True, reduction="none")')
         + MEAN_METRIC,
         "create_loss_objects",
-        ["gives (4, 8, 8) for 4 examples", "tf.reduce_mean(losses, axis=[1, 2])"],
+        ["the loss has shape (4, 8, 8) for 4 examples", "tf.reduce_mean(losses, axis=[1, 2])"],
     ),
     "step-of-two": (
         use_steps(unpack="features, labels"),
         "train_step",
         [
             "fails in compute_gradients (train.py, line ",
-            "(features, labels, sample_weight), always",
+            "is always (features, labels, sample_weight)",
         ],
     ),
     "unbuilt-model": (
         PLAIN_MODEL.replace("keras.Input([8, 8, 1]),", ""),
         "create_model_and_optimizer",
-        ["returns a model that isn't built: give it keras.Input"],
+        ["returns a model that isn't built; add keras.Input"],
     ),
     "vector-for-a-metric": (
         VECTOR_METRIC,
         "create_metrics",
-        ["has a metric, 'each', of shape (10,): the log takes one number"],
+        ["the result of 'each' has shape (10,); return one number"],
     ),
     "float64-weights": (
         return_batch(labels="labels, tf.ones(tf.shape(labels), tf.float64)"),
         "preprocess",
-        ["gives sample_weight float64 of shape (4,) for 4 examples: float32 of shape (4,) is due"],
+        ["sample_weight is float64 of shape (4,) for 4 examples; return float32 of shape (4,)"],
     ),
     "weights-by-name": (
         return_batch(labels="labels, {x: tf.ones(tf.shape(labels)) for x in ('a', 'b')}"),
         "preprocess",
-        ["gives 2 sample_weights for each example, where one is due", "in compute_losses"],
+        ["each example has 2 sample weights; return one", "in compute_losses"],
     ),
     "weights-of-nothing": (
         return_batch(labels="labels, tf.fill(tf.shape(labels), float(training))"),
         "preprocess",
-        ["gives all examples of the validation split the weight 0"],
+        ["all examples of the validation split have weight 0"],
     ),
     "tf-random-in-a-layer": (
         NOISE,
         "create_model_and_optimizer",
-        ["draws random numbers which no checkpoint holds", "keras.random.SeedGenerator"],
+        ["draws random numbers that no checkpoint contains", "keras.random.SeedGenerator"],
     ),
     "normalization-beside-a-generator": (
         DRAWING,
         "create_model_and_optimizer",
-        ["makes a BatchNormalization, 'norm', that is not synchronized", "synchronized=True"],
+        ["the BatchNormalization 'norm' is not synchronized", "synchronized=True"],
+    ),
+    "adapt-without-dict": (
+        return_adapted("[1.0]"),
+        "adapt",
+        ["returns list; return a dict"],
+    ),
+    "adapt-with-arrays": (
+        return_adapted("{'mean': np.ones(3)}"),
+        "adapt",
+        ["returns what JSON can't store", "array.tolist()"],
+    ),
+    "adapt-with-tuples": (
+        return_adapted("{'mean': (1.0, 2.0)}"),
+        "adapt",
+        ["JSON changes its mean", "lists"],
+    ),
+    "adapt-with-another-result-each-time": (
+        return_adapted("{'mean': time.time_ns()}"),
+        "adapt",
+        ["returns something else when it is called again", "fixed seed"],
     ),
     "shape-that-is-lost": (
         LOSES_SHAPES,
@@ -495,7 +531,7 @@ def test_contract_reports_the_hook_and_the_cause(mistake, run_tests):
     report = run_tests(code, only=CONTRACT)
     # The other hooks pass, or are skipped if this one leaves nothing to check.
     assert report.failed == {contract_of(hook)}, report.output
-    lines = [line for line in report.output.splitlines() if line.startswith(f"{hook} ")]
+    lines = [line for line in report.output.splitlines() if line.startswith(f"{hook}: ")]
     for text in words:
         assert text in "\n".join(lines)
     assert "Traceback" not in report.output
@@ -563,48 +599,49 @@ MISTAKES_IN_RUNS = {
         normalize(""),
         REPLICAS,
         [
-            "gives other numbers on 2 replicas than on 1",
-            "create_model_and_optimizer makes a BatchNormalization, 'batch_normalization', that ",
-            "is not synchronized",
-            "give it synchronized=True",
+            "Results on 2 replicas differ from those on 1",
+            "create_model_and_optimizer: the BatchNormalization 'batch_normalization' is not "
+            "synchronized",
+            "set synchronized=True",
         ],
     ),
     "bias-before-normalization": (
         IDLE_BIAS,
         REPLICAS,
         [
-            "gives other numbers on 2 replicas than on 1",
-            "what sequential/conv2d/bias adds, a BatchNormalization takes away again",
-            "give its layer use_bias=False",
+            "Results on 2 replicas differ from those on 1",
+            "a BatchNormalization cancels sequential/conv2d/bias",
+            "set use_bias=False in its layer",
         ],
     ),
     "padding-that-counts": (
         COUNTS_PADDING,
         EVALUATION,
-        ["The accuracy of the test split is ", "evaluation_step", "doesn't count with sample_w"],
+        ["The run reports accuracy ", "evaluation_step, update_metrics: sample_weight is not used"],
     ),
     "tf-random": (
         MISTAKES["tf-random"][0],
         KILLED,
         [
-            "A run that was killed and started again gives other numbers than an undisturbed one",
-            "preprocess gives other features when it is called again with the same seeds",
+            "A run that was killed and resumed differs from an undisturbed one",
+            "preprocess: with training=True, features change when it is called again",
         ],
     ),
     "another-order-each-time": (
         MISTAKES["another-order-each-time"][0],
         WORKERS,
         [
-            "Two workers give other numbers than two replicas in one process",
-            "create_datasets gives the train and validation and test dataset in another order",
+            "A run of two workers differs from one on two replicas in one process",
+            "create_datasets: the order or the examples of train, validation and test change",
         ],
     ),
     "configuration-without-an-argument": (
         forget_argument("=1.0"),
         EXPORT,
         [
-            "create_model_and_optimizer: model.keras in export/ predicts something else",
-            "get_config leaves out an argument",
+            "create_model_and_optimizer: model.keras in export/ and the best checkpoint predict "
+            "different values",
+            "get_config omits an argument",
         ],
     ),
     "configuration-that-does-not-load": (
@@ -650,5 +687,5 @@ def test_exception_in_a_run_reports_the_hook(run_tests):
     assert report.outcomes == {REPLICAS: "FAILED"}
     lines = (report.project / "train.py").read_text(encoding="utf-8").splitlines()
     [line] = [number for number, line in enumerate(lines, start=1) if statement in line]
-    message = f"broke off with exit code 1. It happened in preprocess (train.py, line {line})"
+    message = f"ended with exit code 1. The error comes from preprocess (train.py, line {line})"
     assert message in report.output

@@ -49,7 +49,7 @@ def find_run():
 def check_run():
     """Raise WrongInput if hooks or settings have changed, or RunFinished at the end of the run."""
     check_edits()
-    before = read_file("config.json", json.loads)
+    before = read_file("config.json", parse_object)
     now = describe_run()
     names = list(FIXED_SETTINGS)
     if config.schedule != "constant":
@@ -121,7 +121,7 @@ def read_or_adapt(train_set, is_resumed):
     """Return the content of adapted.json, or at the start of a run what it will be."""
     is_begun = is_resumed or config.mode != "train"
     if is_begun and run_path("adapted.json").exists():  # continuous evaluation may start before it
-        return read_file("adapted.json", json.loads)
+        return read_file("adapted.json", parse_object)
     result = read_initial_adapted() or adapt(tf.data.Dataset.from_tensor_slices(train_set[0]))
     return json.loads(json.dumps(result))  # as a resumed run reads it
 

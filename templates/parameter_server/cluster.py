@@ -1,4 +1,4 @@
-START_SECONDS = 3600  # for the chief to start after workers and servers
+START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
 POLL_SECONDS = 0.3
 # Two calls of the coordinator would race for the error that they raise.
 coordinator_lock = threading.Lock()
@@ -37,7 +37,7 @@ def check_cluster(cluster):
     """Raise ValueError if a job is missing or unknown, or an address has no host or port."""
     has_all_jobs = cluster.keys() == {"chief", "ps", "worker"} and all(cluster.values())
     if not has_all_jobs or len(cluster["chief"]) > 1:
-        raise ValueError(f"{cluster} has not one chief, and one or more ps and worker")
+        raise ValueError(f"{cluster} is not one chief, one or more ps and one or more workers")
     for addresses in cluster.values():
         for address in addresses:
             if not urlsplit(f"//{address}").port:
@@ -99,12 +99,12 @@ def wait_for_chief(address, finished_file):
 
 
 def watch_connections():
-    """Make Linux close connections to machines that are silent for GRACE_SECONDS, for ever.
+    """Make Linux close connections to machines that are silent for GRACE_SECONDS. Never return.
 
     TensorFlow sets no limit, so steps would wait for the 15 minutes of Linux's own limit.
     """
-    while True:
-        for path in Path("/proc/self/fd").glob("*"):  # new connections too
+    while True:  # there may be new connections
+        for path in Path("/proc/self/fd").glob("*"):
             with contextlib.suppress(OSError):  # closed meanwhile, or not of TCP
                 if path.is_socket():
                     limit_silence(int(path.name))

@@ -51,10 +51,10 @@ def check_batch_size():
 
 def print_start(checkpoint):
     resumed = f", resumed at step {state.step}" if checkpoint else ""
-    tasks = f"{config.workers} × worker, {config.servers} × ps"
+    tasks = f"parameter_server on {config.workers} × worker, {config.servers} × ps"
     if not coordinator:
         tasks = "one process"
-    print_status(f"parameter_server on {tasks}, {config.steps_per_epoch} steps per epoch{resumed}")
+    print_status(f"{tasks}, {config.steps_per_epoch} steps per epoch{resumed}")
 
 
 def check_shared_run_dir():

@@ -80,18 +80,17 @@ GLOBAL_BATCH_SIZE: int
 adapted: dict = {}  # what the hook `adapt` returned
 
 
-def flag(default, help_text, **options):
+def flag(default, text, **options):
     """Return a field of `Config` that is a flag, with options of ArgumentParser.add_argument.
 
     A number is positive, unless its `type` says otherwise.
     """
     if type(default) in (int, float):
         options.setdefault("type", bounded(type(default)))
-    metadata = {"help": f"{help_text} [%(default)s]", **options}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"help": f"{text} [%(default)s]", **options})
 
 
-def bounded(kind, above=0, below=2**31):
+def bounded(kind, above=0, below=1e31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
     def number(text):  # argparse prints this name
@@ -127,14 +126,10 @@ class Config:
         "distribution strategy",
         choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"],
     )
-    replicas: int | None = flag(
-        None, "train on as many logical CPU devices", type=bounded(int, below=101)
-    )
+    replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "most steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(
-        0, "seed of weights, data order, augmentation and dropout", type=bounded(int, above=-1)
-    )
+    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1, 2**31))
     deterministic: bool = flag(
         False,
         "bit-identical results on GPUs too, at lower speed",
@@ -1406,7 +1401,7 @@ def read_initial_adapted():
         path = Path(config.init_checkpoint)
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
             if os.path.exists(folder / "adapted.json"):
-                return read_file(folder.absolute() / "adapted.json", json.loads)
+                return read_file(folder.absolute() / "adapted.json", parse_object)
     return None
 
 
@@ -1439,6 +1434,11 @@ def write_file(name, text):
     part.parent.mkdir(parents=True, exist_ok=True)
     part.write_text(text, "utf-8")
     part.replace(run_path(name))
+
+
+def parse_object(text):
+    """Return a JSON object as a dict. Raise TypeError for another JSON value."""
+    return {**json.loads(text)}
 
 
 def read_file(name, parse):
@@ -1500,7 +1500,7 @@ def log(split, values):
 
 @functools.cache
 def create_summary_writer(split):
-    return tf.summary.create_file_writer(str(run_path("tensorboard", split)))
+    return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")
 
 
 # Settings that a run keeps.
@@ -1554,7 +1554,7 @@ def find_run():
 def check_run():
     """Raise WrongInput if hooks or settings have changed, or RunFinished at the end of the run."""
     check_edits()
-    before = read_file("config.json", json.loads)
+    before = read_file("config.json", parse_object)
     now = describe_run()
     names = list(FIXED_SETTINGS)
     if config.schedule != "constant":
@@ -1626,7 +1626,7 @@ def read_or_adapt(train_set, is_resumed):
     """Return the content of adapted.json, or at the start of a run what it will be."""
     is_begun = is_resumed or config.mode != "train"
     if is_begun and run_path("adapted.json").exists():  # continuous evaluation may start before it
-        return read_file("adapted.json", json.loads)
+        return read_file("adapted.json", parse_object)
     result = read_initial_adapted() or adapt(tf.data.Dataset.from_tensor_slices(train_set[0]))
     return json.loads(json.dumps(result))  # as a resumed run reads it
 

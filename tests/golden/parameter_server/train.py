@@ -69,18 +69,17 @@ GLOBAL_BATCH_SIZE: int
 adapted: dict = {}  # what the hook `adapt` returned
 
 
-def flag(default, help_text, **options):
+def flag(default, text, **options):
     """Return a field of `Config` that is a flag, with options of ArgumentParser.add_argument.
 
     A number is positive, unless its `type` says otherwise.
     """
     if type(default) in (int, float):
         options.setdefault("type", bounded(type(default)))
-    metadata = {"help": f"{help_text} [%(default)s]", **options}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"help": f"{text} [%(default)s]", **options})
 
 
-def bounded(kind, above=0, below=2**31):
+def bounded(kind, above=0, below=1e31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
     def number(text):  # argparse prints this name
@@ -103,9 +102,7 @@ class Config:
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     steps_per_loop: int = flag(100, "most steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(
-        0, "seed of weights, data order, augmentation and dropout", type=bounded(int, above=-1)
-    )
+    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1, 2**31))
 
     # Set at startup:
     workers: int = 1
@@ -543,7 +540,7 @@ def request_stop(*_):
     start_grace_period()
 
 
-START_SECONDS = 3600  # for the chief to start after workers and servers
+START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
 POLL_SECONDS = 0.3
 # Two calls of the coordinator would race for the error that they raise.
 coordinator_lock = threading.Lock()
@@ -582,7 +579,7 @@ def check_cluster(cluster):
     """Raise ValueError if a job is missing or unknown, or an address has no host or port."""
     has_all_jobs = cluster.keys() == {"chief", "ps", "worker"} and all(cluster.values())
     if not has_all_jobs or len(cluster["chief"]) > 1:
-        raise ValueError(f"{cluster} has not one chief, and one or more ps and worker")
+        raise ValueError(f"{cluster} is not one chief, one or more ps and one or more workers")
     for addresses in cluster.values():
         for address in addresses:
             if not urlsplit(f"//{address}").port:
@@ -648,12 +645,12 @@ def wait_for_chief(address, finished_file):
 
 
 def watch_connections():
-    """Make Linux close connections to machines that are silent for GRACE_SECONDS, for ever.
+    """Make Linux close connections to machines that are silent for GRACE_SECONDS. Never return.
 
     TensorFlow sets no limit, so steps would wait for the 15 minutes of Linux's own limit.
     """
-    while True:
-        for path in Path("/proc/self/fd").glob("*"):  # new connections too
+    while True:  # there may be new connections
+        for path in Path("/proc/self/fd").glob("*"):
             with contextlib.suppress(OSError):  # closed meanwhile, or not of TCP
                 if path.is_socket():
                     limit_silence(int(path.name))
@@ -756,10 +753,10 @@ def check_batch_size():
 
 def print_start(checkpoint):
     resumed = f", resumed at step {state.step}" if checkpoint else ""
-    tasks = f"{config.workers} × worker, {config.servers} × ps"
+    tasks = f"parameter_server on {config.workers} × worker, {config.servers} × ps"
     if not coordinator:
         tasks = "one process"
-    print_status(f"parameter_server on {tasks}, {config.steps_per_epoch} steps per epoch{resumed}")
+    print_status(f"{tasks}, {config.steps_per_epoch} steps per epoch{resumed}")
 
 
 def check_shared_run_dir():
@@ -1049,6 +1046,11 @@ def write_file(name, text):
         raise WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder") from error
 
 
+def parse_object(text):
+    """Return a JSON object as a dict. Raise TypeError for another JSON value."""
+    return {**json.loads(text)}
+
+
 def read_file(name, parse):
     """Return what `parse` makes of the text of a file of the run."""
     path = run_path(name)
@@ -1102,7 +1104,7 @@ def log(split, values):
 
 @functools.cache
 def create_summary_writer(split):
-    return tf.summary.create_file_writer(str(run_path("tensorboard", split)))
+    return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")
 
 
 # Settings that a run keeps. Some are flags of the complete script, which may have begun the run.
@@ -1139,7 +1141,7 @@ def find_run():
 
 def check_run():
     """Raise WrongInput if a setting of the run has changed, or RunFinished after its last step."""
-    before = read_file("config.json", json.loads)
+    before = read_file("config.json", parse_object)
     now = describe_run()
     for name in FIXED_SETTINGS:
         if before.get(name) != now.get(name):
@@ -1165,7 +1167,7 @@ def load_adapted(train_set, is_resumed):
     if config.mode == "train" and not (is_resumed and path.exists()):
         train = tf.data.Dataset.from_tensor_slices(train_set[0])
         write_file("adapted.json", json.dumps(adapt(train)))
-    adapted.update(read_file("adapted.json", json.loads))
+    adapted.update(read_file("adapted.json", parse_object))
 
 
 def initialize_run_dir():
@@ -1175,7 +1177,7 @@ def initialize_run_dir():
 
 
 def write_run_files():
-    lines = read_file("metrics.jsonl", parse_log) if state.step > 0 else []
+    lines = read_file("metrics.jsonl", parse_log) if state.step else []
     kept = [json.dumps(line) + "\n" for line in lines if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))

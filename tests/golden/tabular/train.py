@@ -64,18 +64,17 @@ GLOBAL_BATCH_SIZE: int
 adapted: dict = {}  # what the hook `adapt` returned
 
 
-def flag(default, help_text, **options):
+def flag(default, text, **options):
     """Return a field of `Config` that is a flag, with options of ArgumentParser.add_argument.
 
     A number is positive, unless its `type` says otherwise.
     """
     if type(default) in (int, float):
         options.setdefault("type", bounded(type(default)))
-    metadata = {"help": f"{help_text} [%(default)s]", **options}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"help": f"{text} [%(default)s]", **options})
 
 
-def bounded(kind, above=0, below=2**31):
+def bounded(kind, above=0, below=1e31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
     def number(text):  # argparse prints this name
@@ -101,14 +100,10 @@ class Config:
         "distribution strategy",
         choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"],
     )
-    replicas: int | None = flag(
-        None, "train on as many logical CPU devices", type=bounded(int, below=101)
-    )
+    replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "most steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(
-        0, "seed of weights, data order, augmentation and dropout", type=bounded(int, above=-1)
-    )
+    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1, 2**31))
     deterministic: bool = flag(
         False,
         "bit-identical results on GPUs too, at lower speed",
@@ -876,6 +871,11 @@ def write_file(name, text):
         raise WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder") from error
 
 
+def parse_object(text):
+    """Return a JSON object as a dict. Raise TypeError for another JSON value."""
+    return {**json.loads(text)}
+
+
 def read_file(name, parse):
     """Return what `parse` makes of the text of a file of the run."""
     path = run_path(name)
@@ -931,7 +931,7 @@ def log(split, values):
 
 @functools.cache
 def create_summary_writer(split):
-    return tf.summary.create_file_writer(str(run_path("tensorboard", split)))
+    return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")
 
 
 # Settings that a run keeps. Some are flags of the complete script, which may have begun the run.
@@ -968,7 +968,7 @@ def find_run():
 
 def check_run():
     """Raise WrongInput if a setting of the run has changed, or RunFinished after its last step."""
-    before = read_file("config.json", json.loads)
+    before = read_file("config.json", parse_object)
     now = describe_run()
     for name in FIXED_SETTINGS:
         if before.get(name) != now.get(name):
@@ -997,7 +997,7 @@ def load_adapted(train_set, is_resumed):
     barrier()
     if sum_over_workers(int(path.exists())) < config.workers:
         raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
-    adapted.update(read_file("adapted.json", json.loads))
+    adapted.update(read_file("adapted.json", parse_object))
 
 
 def initialize_run_dir():
@@ -1009,7 +1009,7 @@ def initialize_run_dir():
 
 
 def write_run_files():
-    lines = read_file("metrics.jsonl", parse_log) if state.step > 0 else []
+    lines = read_file("metrics.jsonl", parse_log) if state.step else []
     kept = [json.dumps(line) + "\n" for line in lines if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
