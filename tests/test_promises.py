@@ -62,8 +62,8 @@ REPLICAS = {
         "numerics.py::test_clipping_equals_numpy[4]",
     ),
     "an overflow on one replica is seen by all": Break(
-        "    overflows = context.all_reduce(tf.distribute.ReduceOp.SUM, overflows)\n",
-        "",
+        "sum_of_norms = context.all_reduce(tf.distribute.ReduceOp.SUM, norm)",
+        "sum_of_norms = norm",
         "numerics.py::test_overflow_on_one_replica_is_seen_by_all",
     ),
     "parts of a batch are one batch": Break(
@@ -92,20 +92,20 @@ REPLICAS = {
         "data_order.py::test_workers_read_the_batches_of_one_process",
     ),
     "workers have the same data": Break(
-        "[hash_bytes(pickle.dumps(tensor.numpy())) for tensor in tensors]",
+        "[hash_bytes(pickle.dumps(np.asarray(value))) for value in values]",
         "[]",
         "workers.py::test_different_workers_are_rejected[order]",
     ),
     "replicas round as workers do": Break(
-        'elif name != "one_device":',
-        'elif name == "multi_worker":',
+        'if config.device_kind == "CPU" and name != "one_device":',
+        'if config.device_kind == "CPU" and name == "multi_worker":',
         "replicas.py::test_two_workers_are_bit_identical_to_two_replicas[workers]",
     ),
 }
 EVALUATION = {
     "examples that fill the last batch have no weight": Break(
-        "is_real = tf.cast(position < size, tf.float32)",
-        "is_real = tf.ones([len(position)])",
+        "weight = tf.cast(position < size, tf.float32)",
+        "weight = tf.ones([len(position)])",
         EVALUATION_TEST,
     ),
     "the last batch is evaluated": Break(
@@ -136,17 +136,17 @@ EVALUATION = {
 }
 DATA_ORDER = {
     "an epoch has its own order": Break(
-        "seed = tf.stack([config.seed, epoch])",
-        "seed = tf.stack([config.seed, 0])",
+        "stateless_shuffle(tf.range(size), [config.seed, epoch])",
+        "stateless_shuffle(tf.range(size), [config.seed, 0])",
         "data_order.py::test_epochs_have_different_orders",
     ),
     "a seed has its own order": Break(
-        "seed = tf.stack([config.seed, epoch])",
-        "seed = tf.stack([0, epoch])",
+        "stateless_shuffle(tf.range(size), [config.seed, epoch])",
+        "stateless_shuffle(tf.range(size), [0, epoch])",
         "data_order.py::test_seeds_give_different_orders",
     ),
     "an order is random": Break(
-        "tf.random.experimental.stateless_shuffle(tf.range(size), seed)",
+        "tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])",
         "(tf.range(size) * 7 + epoch) % size",
         "data_order.py::test_order_is_as_good_as_random[65537]",
     ),
@@ -168,18 +168,18 @@ RESUME = {
         KILLED_COMPLETE,
     ),
     "the optimizer is restored": Break(
-        "        restore(checkpoint)\n        values = checkpoint.values\n",
-        '        restore(checkpoint, ["model"])\n        values = checkpoint.values\n',
+        "        restore(checkpoint)\n        state.step",
+        '        restore(checkpoint, ["model"])\n        state.step',
         KILLED_COMPLETE,
     ),
     "the essential script restores the optimizer": Break(
-        "        optimizer=[variable.value for variable in get_optimizer_variables()],\n",
+        "        optimizer=[variable.value for variable in list_variables(optimizer)],\n",
         "",
         KILLED_ESSENTIAL,
     ),
     "each replica's random numbers are restored": Break(
-        "                variable.assign(saved[position])\n    seed_replicas()\n",
-        "                variable.assign(saved[position])\n",
+        "                variable.assign(checkpoint.pop(name))\n    seed_replicas()\n",
+        "                variable.assign(checkpoint.pop(name))\n",
         "faults.py::test_interrupted_run_is_bit_identical[SIGKILL-two replicas]",
     ),
     "log lines after the checkpoint are dropped": Break(
@@ -200,8 +200,8 @@ RESUME = {
         "resume.py::test_fewer_epochs_are_rejected",
     ),
     "SIGTERM ends an essential run with 143": Break(
-        "    exit_code = 143\n",
-        "    exit_code = 0\n",
+        'exit_code, label = 143, "stopped"',
+        'exit_code, label = 0, "stopped"',
         KILLED_ESSENTIAL.replace("SIGKILL", "SIGTERM"),
     ),
     "a worker's signal stops all workers": Break(
@@ -217,7 +217,7 @@ NOTHING_IS_LOST = {
         "checkpoints.py::test_resume_skips_a_corrupt_checkpoint[some]",
     ),
     "a checkpoint that a kill cut short is skipped": Break(
-        "path.read_bytes().endswith(end_of_index)",
+        "path.read_bytes().endswith(END_OF_INDEX)",
         "True",
         "checkpoints.py::test_essential_script_skips_a_checkpoint_that_a_kill_cut_short",
     ),
@@ -239,8 +239,8 @@ NOTHING_IS_LOST = {
 }
 ERRORS_SPEAK = {
     "wrong input has exit code 2": Break(
-        "    exit_code = 2\n",
-        "    exit_code = 1\n",
+        'exit_code, label = 2, "error"',
+        'exit_code, label = 1, "error"',
         "resume.py::test_essential_script_rejects_a_run_with_flags_that_it_lacks"
         "[--clip-norm-clip_norm]",
     ),

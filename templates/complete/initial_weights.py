@@ -49,7 +49,7 @@ def load_initial_weights(path):
 
 
 def read_initial_adapted():
-    """Return what `adapt` returned in the run of --init-checkpoint, or None.
+    """Return what `adapt` returned in the run of --init-checkpoint, or {}.
 
     The initial weights of an embedding belong to the vocabulary of that run.
     """
@@ -58,4 +58,4 @@ def read_initial_adapted():
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
             if os.path.exists(folder / "adapted.json"):
                 return read_file(folder.absolute() / "adapted.json", parse_object)
-    return None
+    return {}

@@ -122,7 +122,10 @@ def read_or_adapt(train_set, is_resumed):
     is_begun = is_resumed or config.mode != "train"
     if is_begun and run_path("adapted.json").exists():  # continuous evaluation may start before it
         return read_file("adapted.json", parse_object)
-    result = read_initial_adapted() or adapt(tf.data.Dataset.from_tensor_slices(train_set[0]))
+    result = adapt(tf.data.Dataset.from_tensor_slices(train_set[0]))
+    initial = read_initial_adapted()
+    if initial.keys() == result.keys():
+        return initial
     return json.loads(json.dumps(result))  # as a resumed run reads it
 
 

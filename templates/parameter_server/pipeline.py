@@ -20,7 +20,9 @@ def create_input(examples, size, training, first_step=0):
     @functools.lru_cache(maxsize=1)
     def list_places(epoch):
         """Return the places of each step of an epoch, [steps, batch, 2] int32."""
-        return tf.reshape(order_epoch(epoch, size, training, steps), [steps, -1, 2])
+        position = tf.range(steps * config.global_batch_size)
+        index = shuffle(size, epoch)[: len(position)] if training else position
+        return tf.reshape(tf.stack([position, index], axis=1), [steps, -1, 2])
 
     def get_arguments(step):
         epoch, step_in_epoch = divmod(step, steps)
