@@ -32,7 +32,7 @@ def flag(default, text, **options):
     return dataclasses.field(default=default, metadata={"help": f"{text} [%(default)s]", **options})
 
 
-def bounded(kind, above=0, below=1e31):
+def bounded(kind, above=0, below=2**31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
     def number(text):  # argparse prints this name
@@ -71,7 +71,7 @@ class Config:
     # {% endif %}
     steps_per_loop: int = flag(100, "most steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1, 2**31))
+    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
     # {% if is_synchronous %}
     deterministic: bool = flag(
         False,

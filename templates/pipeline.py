@@ -46,21 +46,7 @@ def create_input(examples, size, training, first_step=0):
     return iter(strategy.distribute_datasets_from_function(create_dataset)), steps
 
 
-def create_batch(examples, size, training, epoch, places):
-    """Return (features, labels, sample_weight) of the places, [batch, 2], of an epoch."""
-    position, index = tf.unstack(places, axis=1)
-    if not training:
-        epoch = 0  # each validation draws the same random numbers
-    key = tf.random.stateless_uniform([], [config.seed, epoch], None, None, tf.int32)
-    seeds = tf.stack([tf.fill([len(position)], key), position], axis=1)
-    index = tf.minimum(index, size - 1)  # the last example fills up the last batch
-    batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
-    batch = preprocess(fetch(batch), seeds, training)
-    features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    weight = tf.cast(position < size, tf.float32)
-    if sample_weight is not None:
-        weight *= sample_weight
-    return features, labels, weight
+# {% include "create_batch.py" %}
 
 
 # {% if cookiecutter.__size == "complete" %}

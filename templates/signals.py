@@ -1,9 +1,7 @@
 signals: list[int] = []  # received while training; Python sees them between loops
 
 
-def on_signals(handler):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
+# {% include "on_signals.py" %}
 
 
 def exit_on_signals():

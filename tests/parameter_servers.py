@@ -19,10 +19,10 @@ STEPS_PER_EPOCH = 19
 # of the worker that takes it.
 RECORD_STEPS = """
 @wraps_original
-def create_batch(original, examples, step, index, training):
+def run_step(original, step_function, metrics, iterator, step, places, training=False):
     if training:
-        tf.print(step, index, summarize=-1, output_stream="file://steps")
-    return original(examples, step, index, training)
+        tf.print(step, places[:, 1], summarize=-1, output_stream="file://steps")
+    return original(step_function, metrics, iterator, step, places, training)
 """
 
 

@@ -416,7 +416,6 @@ BAD_TF_CONFIGS = {
     "no chief": (config_text(NO_CHIEF), "chief"),
     "no worker": (config_text(NO_WORKER), "worker"),
     "index out of range": (config_text(task=WORKER | {"index": 2}), "2"),
-    "index is a text": (config_text(task=WORKER | {"index": "0"}),),
     "type not in the cluster": (config_text(task={"type": "master", "index": 0}), "master"),
     "master": (config_text(master=["d:1"]), "master"),
     "two chiefs": (config_text(chief=["a:1", "a:2"]), "one chief"),

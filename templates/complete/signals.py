@@ -1,9 +1,7 @@
 process_is_ending = threading.Lock()  # held by the thread that ends the process
 
 
-def on_signals(handler):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
+# {% include "on_signals.py" %}
 
 
 def listen_for_signals():

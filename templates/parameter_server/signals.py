@@ -2,9 +2,7 @@ GRACE_SECONDS = 20  # after a signal, for the chief to save what servers and wor
 signals: list[threading.Timer] = []  # started by the first signal; it ends the process
 
 
-def on_signals(handler):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
+# {% include "on_signals.py" %}
 
 
 def exit_on_signals():

@@ -1393,7 +1393,7 @@ def load_initial_weights(path):
 
 
 def read_initial_adapted():
-    """Return what `adapt` returned in the run of --init-checkpoint, or None.
+    """Return what `adapt` returned in the run of --init-checkpoint, or {}.
 
     The initial weights of an embedding belong to the vocabulary of that run.
     """
@@ -1402,7 +1402,7 @@ def read_initial_adapted():
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
             if os.path.exists(folder / "adapted.json"):
                 return read_file(folder.absolute() / "adapted.json", parse_object)
-    return None
+    return {}
 
 
 def run_path(*parts):
@@ -1627,7 +1627,10 @@ def read_or_adapt(train_set, is_resumed):
     is_begun = is_resumed or config.mode != "train"
     if is_begun and run_path("adapted.json").exists():  # continuous evaluation may start before it
         return read_file("adapted.json", parse_object)
-    result = read_initial_adapted() or adapt(tf.data.Dataset.from_tensor_slices(train_set[0]))
+    result = adapt(tf.data.Dataset.from_tensor_slices(train_set[0]))
+    initial = read_initial_adapted()
+    if initial.keys() == result.keys():
+        return initial
     return json.loads(json.dumps(result))  # as a resumed run reads it
 
 

@@ -320,13 +320,14 @@ def redirect_updates(metric):
     metric.update_state = update_counts
 
 
-def run_step(step_function, metrics, iterator, places, epoch=0, training=False):
+def run_step(step_function, metrics, iterator, step, places, training=False):
     """Run a step on a worker. Return the sums of losses and weights, and the metrics' counts.
 
     The result is one tensor, [n] float64: each tensor would take a message to the chief.
     """
     metric_counts.clear()
-    batch = create_batch(*next(iterator), training, epoch, places)
+    examples, size = next(iterator)
+    batch = create_batch(examples, size, training, step // config.steps_per_epoch, places)
     tensors = [strategy.run(step_function, args=(batch,))]
     for metric in metrics:
         tensors += [get_count(variable) for variable in metric.variables]
@@ -343,18 +344,17 @@ def distributed_train_step(iterator, step, places):
     for each in tf.nest.flatten(optimizer):
         # The chief counts: workers that increment a variable at the same time lose increments.
         each.iterations.assign(step)
-    epoch = step // config.steps_per_epoch
-    return run_step(train_step, train_metrics, iterator, places, epoch, training=True)
+    return run_step(train_step, train_metrics, iterator, step, places, training=True)
 
 
 @tf.function
 def distributed_validation_step(iterator, step, places):
-    return run_step(validation_step, validation_metrics, iterator, places)
+    return run_step(validation_step, validation_metrics, iterator, step, places)
 
 
 @tf.function
 def distributed_test_step(iterator, step, places):
-    return run_step(test_step, test_metrics, iterator, places)
+    return run_step(test_step, test_metrics, iterator, step, places)
 
 
 # 5. Loops: many steps -----------------------------------------------------------------------------
@@ -834,20 +834,15 @@ def create_input(examples, size, training, first_step=0):
     @functools.lru_cache(maxsize=1)
     def list_places(epoch):
         """Return the places of each step of an epoch, [steps, batch, 2] int32."""
-        return tf.reshape(order_epoch(epoch, size, training, steps), [steps, -1, 2])
+        position = tf.range(steps * config.global_batch_size)
+        index = shuffle(size, epoch)[: len(position)] if training else position
+        return tf.reshape(tf.stack([position, index], axis=1), [steps, -1, 2])
 
     def get_arguments(step):
         epoch, step_in_epoch = divmod(step, steps)
         return iterator, tf.constant(step), list_places(epoch)[step_in_epoch]
 
     return get_arguments, steps
-
-
-def order_epoch(epoch, size, training, steps):
-    """Return the positions in an epoch and the indices of the examples there, [n, 2] int32."""
-    position = tf.range(steps * config.global_batch_size)
-    index = shuffle(size, epoch)[: len(position)] if training else position
-    return tf.stack([position, index], axis=1)
 
 
 def create_batch(examples, size, training, epoch, places):
@@ -861,10 +856,10 @@ def create_batch(examples, size, training, epoch, places):
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    is_real = tf.cast(position < size, tf.float32)
-    if sample_weight is None:
-        return features, labels, is_real
-    return features, labels, is_real * sample_weight
+    weight = tf.cast(position < size, tf.float32)
+    if sample_weight is not None:
+        weight *= sample_weight
+    return features, labels, weight
 
 
 class Adam(keras.optimizers.Adam):
