@@ -14,5 +14,6 @@ def report_error(error):
     if not hasattr(error, "exit_code"):
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
-    print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
+    stream = sys.stderr if error.exit_code else sys.stdout
+    print(f"train.py: {error.label}:", *str(error).split(), file=stream)
     return error.exit_code

@@ -52,6 +52,14 @@ def check_run():
         )
 
 
+# {% if cookiecutter.__size == "essential" %}
+def check_shared(number):
+    """Raise WrongInput if workers have read different numbers in the run directory."""
+    if sum_over_workers(number) != number * config.workers:
+        raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
+
+
+# {% endif %}
 def load_adapted(train_set, is_resumed):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
     path = run_path("adapted.json")
@@ -60,8 +68,7 @@ def load_adapted(train_set, is_resumed):
         train = tf.data.Dataset.from_tensor_slices(train_set[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     barrier()
-    if sum_over_workers(int(path.exists())) < config.workers:
-        raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
+    check_shared(int(path.exists()))
     # {% else %}
     if config.mode == "train" and not (is_resumed and path.exists()):
         train = tf.data.Dataset.from_tensor_slices(train_set[0])
@@ -75,8 +82,7 @@ def initialize_run_dir():
     # {% if cookiecutter.__size == "essential" %}
     if config.worker_index == 0:
         write_run_files()
-    if sum_over_workers(state.step) != state.step * config.workers:
-        raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
+    check_shared(state.step)
     # {% else %}
     write_run_files()
     check_shared_run_dir()

@@ -15,7 +15,7 @@ def create_datasets() -> list[tf.data.Dataset]:
 def adapt(train: tf.data.Dataset) -> dict:
     # {% include "docstrings/adapt.txt" %}
     # TODO(you): what your model or `preprocess` has to know about the training split.
-    features, targets = map(np.array, train.batch(len(train)).get_single_element())
+    features, targets = next(train.batch(len(train)).as_numpy_iterator())
     return {
         "mean": features.mean(axis=0).tolist(),
         "variance": features.var(axis=0).tolist(),
