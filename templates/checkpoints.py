@@ -24,17 +24,9 @@ def create_checkpoints():
 @tf.function
 def are_weights_finite():
     """Return whether all variables of models and optimizers are finite, [] bool."""
-    are_finite = []
-    for variable in list_variables(model) + list_variables(optimizer):
-        value = variable.value
-        if value.dtype.is_floating:
-            # {% if cookiecutter.__size == "parameter_server" %}
-            with tf.device(value.device):  # sums are sent over the network, not weights
-                are_finite.append(tf.math.is_finite(tf.reduce_sum(value)))
-            # {% else %}
-            are_finite.append(tf.math.is_finite(tf.reduce_sum(value)))
-            # {% endif %}
-    return tf.reduce_all(are_finite)
+    values = [variable.value for variable in list_variables(model) + list_variables(optimizer)]
+    sums = [tf.reduce_sum(value) for value in values if value.dtype.is_floating]
+    return tf.reduce_all([tf.math.is_finite(total) for total in sums])
 
 
 def save(kind):

@@ -1,9 +1,7 @@
-def create_batch(examples, size, training, epoch, places):
-    """Return (features, labels, sample_weight) of the places, [batch, 2], of an epoch."""
-    position, index = tf.unstack(places, axis=1)
-    if not training:
-        epoch = 0  # each validation draws the same random numbers
-    key = tf.random.stateless_uniform([], [config.seed, epoch], None, None, tf.int32)
+def create_batch(examples, size, training, places):
+    """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
+    epoch, position, index = tf.unstack(places, axis=1)
+    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
     seeds = tf.stack([tf.fill([len(position)], key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)

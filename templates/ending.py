@@ -11,9 +11,16 @@ def report_error(error):
     if "gRPC server" in str(error):
         error = WrongInput(f"TF_CONFIG: {error}; use a free port")
     # {% endif %}
+    # Other files are read by hooks: their errors keep the traceback.
+    if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
+        error = WrongInput(f"--run-dir: {error}; use another folder")
     if not hasattr(error, "exit_code"):
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
+    # {% if cookiecutter.__size == "parameter_server" %}
     stream = sys.stderr if error.exit_code else sys.stdout
     print(f"train.py: {error.label}:", *str(error).split(), file=stream)
+    # {% else %}
+    print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
+    # {% endif %}
     return error.exit_code

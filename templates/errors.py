@@ -10,13 +10,15 @@ class RunFailed(Exception):
     exit_code, label = 1, "stopped"
 
 
-class RunInterrupted(Exception):
-    """The run was interrupted or a worker failed: the same command resumes it."""
-
-    exit_code, label = 143, "stopped"
-
-
+# {% if cookiecutter.__size != "essential" %}
 class RunFinished(Exception):
     """There is nothing left to do."""
 
     exit_code, label = 0, "finished"
+
+
+# {% endif %}
+class RunInterrupted(Exception):
+    """The run was interrupted or a worker failed: the same command resumes it."""
+
+    exit_code, label = 143, "stopped"

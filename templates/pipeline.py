@@ -13,13 +13,14 @@ def create_input(examples, size, training, first_step=0):
         batch_size = context.get_per_replica_batch_size(config.global_batch_size)
 
         def list_places(epoch):
-            """Return the positions and examples, in turn for each step and worker."""
+            """Return the places of each batch, [replicas, batch, 3], in turn for each worker."""
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
-            places = tf.stack([position, index], axis=1)
-            places = tf.reshape(places, [-1, replicas, batch_size, 2])
-            epochs = tf.fill([len(places), replicas], epoch)
-            return tf.data.Dataset.from_tensor_slices((epochs, places))
+            # In evaluation the epoch is 0: each validation draws the same random numbers.
+            epochs = tf.fill([len(position)], epoch if training else 0)
+            places = tf.stack([epochs, position, index], axis=1)
+            places = tf.reshape(places, [-1, replicas, batch_size, 3])
+            return tf.data.Dataset.from_tensor_slices(places)
 
         epochs = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32)
         places = epochs.flat_map(list_places)

@@ -31,7 +31,11 @@ def find_run():
 
 
 def check_run():
+    # {% if cookiecutter.__size == "essential" %}
+    """Raise WrongInput if a setting of the run has changed."""
+    # {% else %}
     """Raise WrongInput if a setting of the run has changed, or RunFinished after its last step."""
+    # {% endif %}
     before = read_file("config.json", parse_object)
     now = describe_run()
     for name in FIXED_SETTINGS:
@@ -40,6 +44,7 @@ def check_run():
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
+    # {% if cookiecutter.__size == "parameter_server" %}
     lines = read_file("metrics.jsonl", parse_log)
     if not lines:
         return
@@ -50,6 +55,7 @@ def check_run():
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
             "more --epochs would continue it"
         )
+    # {% endif %}
 
 
 # {% if cookiecutter.__size == "essential" %}
@@ -95,6 +101,10 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
+    # {% if cookiecutter.__size == "essential" %}
+    # Kills leave the temporary folders of checkpoints.
+    # {% else %}
     # With an export, the run would seem finished. Kills leave the other folders.
+    # {% endif %}
     for leftover in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -11,18 +11,9 @@ def run_path(*parts):
 def write_file(name, text):
     """Write a file of the run. A kill leaves the old file or the new one."""
     part = run_path(f"{name}.part")
-    # {% if cookiecutter.__size == "complete" %}
     part.parent.mkdir(parents=True, exist_ok=True)
     part.write_text(text, "utf-8")
     part.replace(run_path(name))
-    # {% else %}
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, "utf-8")
-        part.replace(run_path(name))
-    except OSError as error:
-        raise WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder") from error
-    # {% endif %}
 
 
 def parse_object(text):

@@ -96,11 +96,14 @@ def check_batch_size():
     sharers = f"{divisor} replicas times --accumulation-steps"
     # {% else %}
     divisor = config.replicas
-    sharers = f"{divisor} replicas"
     # {% endif %}
-    below = size - size % divisor
-    if below < size:
+    if size % divisor:
+        fix = max(size - size % divisor, divisor)
         raise WrongInput(
+            # {% if cookiecutter.__size == "complete" %}
             f"--global-batch-size {size} is not divisible by {sharers}; "
-            f"use {below or 2 * divisor} or {below + divisor}"
+            # {% else %}
+            f"--global-batch-size {size} is not divisible by {divisor} replicas; "
+            # {% endif %}
+            f"use {fix} or {fix + divisor}"
         )

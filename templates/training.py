@@ -65,10 +65,15 @@ def test_best_checkpoint(test_set):
     # {% if cookiecutter.__size != "parameter_server" %}
     barrier()  # until the chief has written the best checkpoint
     # {% endif %}
+    log("test", test_checkpoint(find_checkpoint("best"), test_set))
+
+
+def test_checkpoint(checkpoint, test_set):
+    """Restore the best checkpoint and test it."""
     restore("best")
     tested = test(*test_set)
-    log("test", tested)
-    print_status(f"test {format_metrics(tested)}  of {find_checkpoint('best')}")
+    print_status(f"test {format_metrics(tested)}  of {checkpoint}")
+    return tested
 
 
 def evaluate(checkpoint, validation_set, test_set):
@@ -78,5 +83,4 @@ def evaluate(checkpoint, validation_set, test_set):
         evaluate_continuously(validation_set)
         return
     # {% endif %}
-    restore("best")
-    print_status(f"test {format_metrics(test(*test_set))}  of {checkpoint}")
+    test_checkpoint(checkpoint, test_set)

@@ -55,6 +55,7 @@ FILES_IN_ORDER = [
     "test_questions",
     "test_new_task",
     "test_kubernetes",
+    "test_conditions",
     "test_command_line",
     "test_launch",
     "test_fuzzing",

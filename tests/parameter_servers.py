@@ -19,10 +19,11 @@ STEPS_PER_EPOCH = 19
 # of the worker that takes it.
 RECORD_STEPS = """
 @wraps_original
-def run_step(original, step_function, metrics, iterator, step, places, training=False):
+def create_batch(original, examples, size, training, places):
     if training:
-        tf.print(step, places[:, 1], summarize=-1, output_stream="file://steps")
-    return original(step_function, metrics, iterator, step, places, training)
+        step = places[0, 0] * config.steps_per_epoch + places[0, 1] // config.global_batch_size
+        tf.print(step, places[:, 2], summarize=-1, output_stream="file://steps")
+    return original(examples, size, training, places)
 """
 
 

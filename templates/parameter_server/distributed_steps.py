@@ -25,14 +25,14 @@ def redirect_updates(metric):
     metric.update_state = update_counts
 
 
-def run_step(step_function, metrics, iterator, step, places, training=False):
+def run_step(step_function, metrics, iterator, places, training=False):
     """Run a step on a worker. Return the sums of losses and weights, and the metrics' counts.
 
     The result is one tensor, [n] float64: each tensor would take a message to the chief.
     """
     metric_counts.clear()
     examples, size = next(iterator)
-    batch = create_batch(examples, size, training, step // config.steps_per_epoch, places)
+    batch = create_batch(examples, size, training, places)
     tensors = [strategy.run(step_function, args=(batch,))]
     for metric in metrics:
         tensors += [get_count(variable) for variable in metric.variables]
@@ -49,14 +49,14 @@ def distributed_train_step(iterator, step, places):
     for each in tf.nest.flatten(optimizer):
         # The chief counts: workers that increment a variable at the same time lose increments.
         each.iterations.assign(step)
-    return run_step(train_step, train_metrics, iterator, step, places, training=True)
+    return run_step(train_step, train_metrics, iterator, places, training=True)
 
 
 @tf.function
 def distributed_validation_step(iterator, step, places):
-    return run_step(validation_step, validation_metrics, iterator, step, places)
+    return run_step(validation_step, validation_metrics, iterator, places)
 
 
 @tf.function
 def distributed_test_step(iterator, step, places):
-    return run_step(test_step, test_metrics, iterator, step, places)
+    return run_step(test_step, test_metrics, iterator, places)

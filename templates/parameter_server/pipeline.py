@@ -19,10 +19,13 @@ def create_input(examples, size, training, first_step=0):
 
     @functools.lru_cache(maxsize=1)
     def list_places(epoch):
-        """Return the places of each step of an epoch, [steps, batch, 2] int32."""
+        """Return the places of each step of an epoch, [steps, batch, 3] int32."""
         position = tf.range(steps * config.global_batch_size)
         index = shuffle(size, epoch)[: len(position)] if training else position
-        return tf.reshape(tf.stack([position, index], axis=1), [steps, -1, 2])
+        # In evaluation the epoch is 0: each validation draws the same random numbers.
+        epochs = tf.fill([len(position)], epoch if training else 0)
+        places = tf.stack([epochs, position, index], axis=1)
+        return tf.reshape(places, [steps, -1, 3])
 
     def get_arguments(step):
         epoch, step_in_epoch = divmod(step, steps)

@@ -90,7 +90,7 @@ def flag(default, text, **options):
     return dataclasses.field(default=default, metadata={"help": f"{text} [%(default)s]", **options})
 
 
-def bounded(kind, above=0, below=1e31):
+def bounded(kind, above=0, below=2**31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
     def number(text):  # argparse prints this name
@@ -129,7 +129,7 @@ class Config:
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "most steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1, 2**31))
+    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
     deterministic: bool = flag(
         False,
         "bit-identical results on GPUs too, at lower speed",
@@ -454,16 +454,16 @@ class RunFailed(Exception):
     exit_code, label = 1, "stopped"
 
 
-class RunInterrupted(Exception):
-    """The run was interrupted or a worker failed: the same command resumes it."""
-
-    exit_code, label = 143, "stopped"
-
-
 class RunFinished(Exception):
     """There is nothing left to do."""
 
     exit_code, label = 0, "finished"
+
+
+class RunInterrupted(Exception):
+    """The run was interrupted or a worker failed: the same command resumes it."""
+
+    exit_code, label = 143, "stopped"
 
 
 def print_status(line, end="\n"):
@@ -827,11 +827,11 @@ def check_batch_size():
     size = config.global_batch_size
     divisor = config.replicas * config.accumulation_steps
     sharers = f"{divisor} replicas times --accumulation-steps"
-    below = size - size % divisor
-    if below < size:
+    if size % divisor:
+        fix = max(size - size % divisor, divisor)
         raise WrongInput(
             f"--global-batch-size {size} is not divisible by {sharers}; "
-            f"use {below or 2 * divisor} or {below + divisor}"
+            f"use {fix} or {fix + divisor}"
         )
 
 
@@ -922,13 +922,14 @@ def create_input(examples, size, training, first_step=0):
         batch_size = context.get_per_replica_batch_size(config.global_batch_size)
 
         def list_places(epoch):
-            """Return the positions and examples, in turn for each step and worker."""
+            """Return the places of each batch, [replicas, batch, 3], in turn for each worker."""
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
-            places = tf.stack([position, index], axis=1)
-            places = tf.reshape(places, [-1, replicas, batch_size, 2])
-            epochs = tf.fill([len(places), replicas], epoch)
-            return tf.data.Dataset.from_tensor_slices((epochs, places))
+            # In evaluation the epoch is 0: each validation draws the same random numbers.
+            epochs = tf.fill([len(position)], epoch if training else 0)
+            places = tf.stack([epochs, position, index], axis=1)
+            places = tf.reshape(places, [-1, replicas, batch_size, 3])
+            return tf.data.Dataset.from_tensor_slices(places)
 
         epochs = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32)
         places = epochs.flat_map(list_places)
@@ -949,12 +950,10 @@ def create_input(examples, size, training, first_step=0):
     return iter(strategy.distribute_datasets_from_function(create_dataset)), steps
 
 
-def create_batch(examples, size, training, epoch, places):
-    """Return (features, labels, sample_weight) of the places, [batch, 2], of an epoch."""
-    position, index = tf.unstack(places, axis=1)
-    if not training:
-        epoch = 0  # each validation draws the same random numbers
-    key = tf.random.stateless_uniform([], [config.seed, epoch], None, None, tf.int32)
+def create_batch(examples, size, training, places):
+    """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
+    epoch, position, index = tf.unstack(places, axis=1)
+    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
     seeds = tf.stack([tf.fill([len(position)], key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)

@@ -79,7 +79,7 @@ def flag(default, text, **options):
     return dataclasses.field(default=default, metadata={"help": f"{text} [%(default)s]", **options})
 
 
-def bounded(kind, above=0, below=1e31):
+def bounded(kind, above=0, below=2**31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
     def number(text):  # argparse prints this name
@@ -102,7 +102,7 @@ class Config:
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     steps_per_loop: int = flag(100, "most steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1, 2**31))
+    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
 
     # Set at startup:
     workers: int = 1
@@ -320,14 +320,14 @@ def redirect_updates(metric):
     metric.update_state = update_counts
 
 
-def run_step(step_function, metrics, iterator, step, places, training=False):
+def run_step(step_function, metrics, iterator, places, training=False):
     """Run a step on a worker. Return the sums of losses and weights, and the metrics' counts.
 
     The result is one tensor, [n] float64: each tensor would take a message to the chief.
     """
     metric_counts.clear()
     examples, size = next(iterator)
-    batch = create_batch(examples, size, training, step // config.steps_per_epoch, places)
+    batch = create_batch(examples, size, training, places)
     tensors = [strategy.run(step_function, args=(batch,))]
     for metric in metrics:
         tensors += [get_count(variable) for variable in metric.variables]
@@ -344,17 +344,17 @@ def distributed_train_step(iterator, step, places):
     for each in tf.nest.flatten(optimizer):
         # The chief counts: workers that increment a variable at the same time lose increments.
         each.iterations.assign(step)
-    return run_step(train_step, train_metrics, iterator, step, places, training=True)
+    return run_step(train_step, train_metrics, iterator, places, training=True)
 
 
 @tf.function
 def distributed_validation_step(iterator, step, places):
-    return run_step(validation_step, validation_metrics, iterator, step, places)
+    return run_step(validation_step, validation_metrics, iterator, places)
 
 
 @tf.function
 def distributed_test_step(iterator, step, places):
-    return run_step(test_step, test_metrics, iterator, step, places)
+    return run_step(test_step, test_metrics, iterator, places)
 
 
 # 5. Loops: many steps -----------------------------------------------------------------------------
@@ -452,16 +452,16 @@ class RunFailed(Exception):
     exit_code, label = 1, "stopped"
 
 
-class RunInterrupted(Exception):
-    """The run was interrupted or a worker failed: the same command resumes it."""
-
-    exit_code, label = 143, "stopped"
-
-
 class RunFinished(Exception):
     """There is nothing left to do."""
 
     exit_code, label = 0, "finished"
+
+
+class RunInterrupted(Exception):
+    """The run was interrupted or a worker failed: the same command resumes it."""
+
+    exit_code, label = 143, "stopped"
 
 
 def print_status(line, end="\n"):
@@ -833,10 +833,13 @@ def create_input(examples, size, training, first_step=0):
 
     @functools.lru_cache(maxsize=1)
     def list_places(epoch):
-        """Return the places of each step of an epoch, [steps, batch, 2] int32."""
+        """Return the places of each step of an epoch, [steps, batch, 3] int32."""
         position = tf.range(steps * config.global_batch_size)
         index = shuffle(size, epoch)[: len(position)] if training else position
-        return tf.reshape(tf.stack([position, index], axis=1), [steps, -1, 2])
+        # In evaluation the epoch is 0: each validation draws the same random numbers.
+        epochs = tf.fill([len(position)], epoch if training else 0)
+        places = tf.stack([epochs, position, index], axis=1)
+        return tf.reshape(places, [steps, -1, 3])
 
     def get_arguments(step):
         epoch, step_in_epoch = divmod(step, steps)
@@ -845,12 +848,10 @@ def create_input(examples, size, training, first_step=0):
     return get_arguments, steps
 
 
-def create_batch(examples, size, training, epoch, places):
-    """Return (features, labels, sample_weight) of the places, [batch, 2], of an epoch."""
-    position, index = tf.unstack(places, axis=1)
-    if not training:
-        epoch = 0  # each validation draws the same random numbers
-    key = tf.random.stateless_uniform([], [config.seed, epoch], None, None, tf.int32)
+def create_batch(examples, size, training, places):
+    """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
+    epoch, position, index = tf.unstack(places, axis=1)
+    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
     seeds = tf.stack([tf.fill([len(position)], key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
@@ -956,13 +957,9 @@ def create_checkpoints():
 @tf.function
 def are_weights_finite():
     """Return whether all variables of models and optimizers are finite, [] bool."""
-    are_finite = []
-    for variable in list_variables(model) + list_variables(optimizer):
-        value = variable.value
-        if value.dtype.is_floating:
-            with tf.device(value.device):  # sums are sent over the network, not weights
-                are_finite.append(tf.math.is_finite(tf.reduce_sum(value)))
-    return tf.reduce_all(are_finite)
+    values = [variable.value for variable in list_variables(model) + list_variables(optimizer)]
+    sums = [tf.reduce_sum(value) for value in values if value.dtype.is_floating]
+    return tf.reduce_all([tf.math.is_finite(total) for total in sums])
 
 
 def save(kind):
@@ -1033,12 +1030,9 @@ def run_path(*parts):
 def write_file(name, text):
     """Write a file of the run. A kill leaves the old file or the new one."""
     part = run_path(f"{name}.part")
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, "utf-8")
-        part.replace(run_path(name))
-    except OSError as error:
-        raise WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder") from error
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.write_text(text, "utf-8")
+    part.replace(run_path(name))
 
 
 def parse_object(text):
@@ -1332,10 +1326,15 @@ def print_epoch(validated, trained, is_best):
 def test_best_checkpoint(test_set):
     """Test the best checkpoint and log the result."""
     exit_on_signals()  # everything is saved
+    log("test", test_checkpoint(find_checkpoint("best"), test_set))
+
+
+def test_checkpoint(checkpoint, test_set):
+    """Restore the best checkpoint and test it."""
     restore("best")
     tested = test(*test_set)
-    log("test", tested)
-    print_status(f"test {format_metrics(tested)}  of {find_checkpoint('best')}")
+    print_status(f"test {format_metrics(tested)}  of {checkpoint}")
+    return tested
 
 
 def evaluate(checkpoint, validation_set, test_set):
@@ -1343,8 +1342,7 @@ def evaluate(checkpoint, validation_set, test_set):
     if config.mode == "continuous_evaluate":
         evaluate_continuously(validation_set)
         return
-    restore("best")
-    print_status(f"test {format_metrics(test(*test_set))}  of {checkpoint}")
+    test_checkpoint(checkpoint, test_set)
 
 
 def wait_for_first_checkpoint():
@@ -1374,10 +1372,14 @@ def report_error(error):
     failures = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
     if isinstance(error, (*failures, tf.errors.DeadlineExceededError)):
         error = RunInterrupted("a parameter server failed; start all tasks again")
+    # Other files are read by hooks: their errors keep the traceback.
+    if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
+        error = WrongInput(f"--run-dir: {error}; use another folder")
     if not hasattr(error, "exit_code"):
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
-    print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
+    stream = sys.stderr if error.exit_code else sys.stdout
+    print(f"train.py: {error.label}:", *str(error).split(), file=stream)
     return error.exit_code
 
 

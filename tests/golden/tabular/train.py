@@ -74,7 +74,7 @@ def flag(default, text, **options):
     return dataclasses.field(default=default, metadata={"help": f"{text} [%(default)s]", **options})
 
 
-def bounded(kind, above=0, below=1e31):
+def bounded(kind, above=0, below=2**31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
     def number(text):  # argparse prints this name
@@ -103,7 +103,7 @@ class Config:
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "most steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1, 2**31))
+    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
     deterministic: bool = flag(
         False,
         "bit-identical results on GPUs too, at lower speed",
@@ -161,7 +161,7 @@ def adapt(train: tf.data.Dataset) -> dict:
     the result in adapted.json. The other hooks read it as `adapted`, in later starts too.
     """
     # TODO(you): what your model or `preprocess` has to know about the training split.
-    features, targets = map(np.array, train.batch(len(train)).get_single_element())
+    features, targets = next(train.batch(len(train)).as_numpy_iterator())
     return {
         "mean": features.mean(axis=0).tolist(),
         "variance": features.var(axis=0).tolist(),
@@ -383,12 +383,6 @@ class RunInterrupted(Exception):
     exit_code, label = 143, "stopped"
 
 
-class RunFinished(Exception):
-    """There is nothing left to do."""
-
-    exit_code, label = 0, "finished"
-
-
 def print_status(line, end="\n"):
     """Print a line on the chief. On a terminal, it replaces the progress bar."""
     if config.worker_index > 0:
@@ -567,12 +561,11 @@ def check_batch_size():
     """Raise WrongInput if the replicas can't share the global batch equally."""
     size = config.global_batch_size
     divisor = config.replicas
-    sharers = f"{divisor} replicas"
-    below = size - size % divisor
-    if below < size:
+    if size % divisor:
+        fix = max(size - size % divisor, divisor)
         raise WrongInput(
-            f"--global-batch-size {size} is not divisible by {sharers}; "
-            f"use {below or 2 * divisor} or {below + divisor}"
+            f"--global-batch-size {size} is not divisible by {divisor} replicas; "
+            f"use {fix} or {fix + divisor}"
         )
 
 
@@ -646,13 +639,14 @@ def create_input(examples, size, training, first_step=0):
         batch_size = context.get_per_replica_batch_size(config.global_batch_size)
 
         def list_places(epoch):
-            """Return the positions and examples, in turn for each step and worker."""
+            """Return the places of each batch, [replicas, batch, 3], in turn for each worker."""
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
-            places = tf.stack([position, index], axis=1)
-            places = tf.reshape(places, [-1, replicas, batch_size, 2])
-            epochs = tf.fill([len(places), replicas], epoch)
-            return tf.data.Dataset.from_tensor_slices((epochs, places))
+            # In evaluation the epoch is 0: each validation draws the same random numbers.
+            epochs = tf.fill([len(position)], epoch if training else 0)
+            places = tf.stack([epochs, position, index], axis=1)
+            places = tf.reshape(places, [-1, replicas, batch_size, 3])
+            return tf.data.Dataset.from_tensor_slices(places)
 
         epochs = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32)
         places = epochs.flat_map(list_places)
@@ -672,12 +666,10 @@ def create_input(examples, size, training, first_step=0):
     return iter(strategy.distribute_datasets_from_function(create_dataset)), steps
 
 
-def create_batch(examples, size, training, epoch, places):
-    """Return (features, labels, sample_weight) of the places, [batch, 2], of an epoch."""
-    position, index = tf.unstack(places, axis=1)
-    if not training:
-        epoch = 0  # each validation draws the same random numbers
-    key = tf.random.stateless_uniform([], [config.seed, epoch], None, None, tf.int32)
+def create_batch(examples, size, training, places):
+    """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
+    epoch, position, index = tf.unstack(places, axis=1)
+    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
     seeds = tf.stack([tf.fill([len(position)], key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
@@ -765,12 +757,9 @@ def create_checkpoints():
 @tf.function
 def are_weights_finite():
     """Return whether all variables of models and optimizers are finite, [] bool."""
-    are_finite = []
-    for variable in list_variables(model) + list_variables(optimizer):
-        value = variable.value
-        if value.dtype.is_floating:
-            are_finite.append(tf.math.is_finite(tf.reduce_sum(value)))
-    return tf.reduce_all(are_finite)
+    values = [variable.value for variable in list_variables(model) + list_variables(optimizer)]
+    sums = [tf.reduce_sum(value) for value in values if value.dtype.is_floating]
+    return tf.reduce_all([tf.math.is_finite(total) for total in sums])
 
 
 def save(kind):
@@ -863,12 +852,9 @@ def run_path(*parts):
 def write_file(name, text):
     """Write a file of the run. A kill leaves the old file or the new one."""
     part = run_path(f"{name}.part")
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, "utf-8")
-        part.replace(run_path(name))
-    except OSError as error:
-        raise WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder") from error
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.write_text(text, "utf-8")
+    part.replace(run_path(name))
 
 
 def parse_object(text):
@@ -967,7 +953,7 @@ def find_run():
 
 
 def check_run():
-    """Raise WrongInput if a setting of the run has changed, or RunFinished after its last step."""
+    """Raise WrongInput if a setting of the run has changed."""
     before = read_file("config.json", parse_object)
     now = describe_run()
     for name in FIXED_SETTINGS:
@@ -976,16 +962,12 @@ def check_run():
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
-    lines = read_file("metrics.jsonl", parse_log)
-    if not lines:
-        return
-    last_line = lines[-1]
-    is_tested = last_line["split"] == "test" and last_line["step"] >= config.last_step
-    if is_tested and run_path("export").exists():
-        raise RunFinished(
-            f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
-            "more --epochs would continue it"
-        )
+
+
+def check_shared(number):
+    """Raise WrongInput if workers have read different numbers in the run directory."""
+    if sum_over_workers(number) != number * config.workers:
+        raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
 
 
 def load_adapted(train_set, is_resumed):
@@ -995,8 +977,7 @@ def load_adapted(train_set, is_resumed):
         train = tf.data.Dataset.from_tensor_slices(train_set[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     barrier()
-    if sum_over_workers(int(path.exists())) < config.workers:
-        raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
+    check_shared(int(path.exists()))
     adapted.update(read_file("adapted.json", parse_object))
 
 
@@ -1004,8 +985,7 @@ def initialize_run_dir():
     """Write the files with which a run starts or resumes."""
     if config.worker_index == 0:
         write_run_files()
-    if sum_over_workers(state.step) != state.step * config.workers:
-        raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
+    check_shared(state.step)
 
 
 def write_run_files():
@@ -1014,7 +994,7 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # With an export, the run would seem finished. Kills leave the other folders.
+    # Kills leave the temporary folders of checkpoints.
     for leftover in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -1171,16 +1151,20 @@ def test_best_checkpoint(test_set):
     """Test the best checkpoint and log the result."""
     exit_on_signals()  # everything is saved
     barrier()  # until the chief has written the best checkpoint
+    log("test", test_checkpoint(find_checkpoint("best"), test_set))
+
+
+def test_checkpoint(checkpoint, test_set):
+    """Restore the best checkpoint and test it."""
     restore("best")
     tested = test(*test_set)
-    log("test", tested)
-    print_status(f"test {format_metrics(tested)}  of {find_checkpoint('best')}")
+    print_status(f"test {format_metrics(tested)}  of {checkpoint}")
+    return tested
 
 
 def evaluate(checkpoint, validation_set, test_set):
     """Test the best checkpoint, without writing to the run directory."""
-    restore("best")
-    print_status(f"test {format_metrics(test(*test_set))}  of {checkpoint}")
+    test_checkpoint(checkpoint, test_set)
 
 
 def report_error(error):
@@ -1190,6 +1174,9 @@ def report_error(error):
         error = RunInterrupted("a worker failed; start all workers again")
     if "gRPC server" in str(error):
         error = WrongInput(f"TF_CONFIG: {error}; use a free port")
+    # Other files are read by hooks: their errors keep the traceback.
+    if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
+        error = WrongInput(f"--run-dir: {error}; use another folder")
     if not hasattr(error, "exit_code"):
         sys.excepthook(type(error), error, error.__traceback__)
         return 1

@@ -1,0 +1,103 @@
+"""The conditions that decide what happens between loops, each called on its own."""
+
+import pytest
+from running import query
+
+KINDS = ("essential", "complete", "parameter_server")
+LINES = [
+    {"split": "train", "step": 10},
+    {"split": "validation", "step": 10},
+    {"split": "train", "step": 20},
+    {"split": "validation", "step": 20},
+    {"split": "test", "step": 20},
+    {"split": "train", "step": 30},
+]
+VALID_LINE = {"step": 1, "epoch": 1, "split": "train", "loss": 0.5}
+
+
+@pytest.fixture(params=KINDS)
+def any_script(request, scripts, server_script):
+    """Return the script of one size, or the one with parameter servers."""
+    return {**scripts, "parameter_server": server_script}[request.param]
+
+
+def list_loop_ends(script, steps_per_epoch, steps_per_loop, every):
+    """Return the ends of the loops of two epochs."""
+    settings = {
+        "steps_per_epoch": steps_per_epoch,
+        "steps_per_loop": steps_per_loop,
+        "checkpoint_every_steps": every,
+    }
+    last_step = 2 * steps_per_epoch
+    return query("conditions.list_loop_ends", script, settings, last_step)
+
+
+@pytest.mark.parametrize(
+    ("steps_per_epoch", "steps_per_loop", "every", "ends"),
+    [
+        (19, 100, 1000, [19, 38]),  # one loop an epoch
+        (19, 10, 1000, [9, 19, 28, 38]),  # two loops of nearly equal length
+        (4, 10, 2, [2, 4, 6, 8]),  # checkpoints are more frequent
+        (2, 1, 1000, [1, 2, 3, 4]),
+    ],
+)
+def test_loops_divide_an_epoch_equally(steps_per_epoch, steps_per_loop, every, ends, any_script):
+    assert list_loop_ends(any_script, steps_per_epoch, steps_per_loop, every) == ends
+
+
+def test_checkpoint_is_due_when_its_interval_ends(any_script):
+    settings = {"checkpoint_every_steps": 10}
+    ends = [4, 9, 10, 19, 21, 45, 49]
+    due = query("conditions.list_due_checkpoints", any_script, settings, ends)
+    assert due == [10, 21, 45]
+
+
+def test_resume_keeps_the_lines_up_to_its_step(any_script):
+    """The validation at the step of the checkpoint is repeated."""
+    kept = query("conditions.filter_log", any_script, LINES, 20)
+    assert kept == LINES[:3]
+
+
+OTHER_JSON = [
+    {"split": "train", "step": 1},
+    [1],
+    None,
+    "text",
+    5,
+]
+
+
+@pytest.mark.parametrize("line", OTHER_JSON)
+def test_other_json_is_not_a_log_line(line, complete_script):
+    assert query("conditions.list_valid_lines", complete_script, [line]) == []
+
+
+def test_log_line_has_numbers(complete_script):
+    text = {**VALID_LINE, "accuracy": "high"}
+    nothing = {**VALID_LINE, "loss": None}
+    lines = [VALID_LINE, text, nothing]
+    assert query("conditions.list_valid_lines", complete_script, lines) == [VALID_LINE]
+
+
+def check_batch_size(script, **settings):
+    """Return the error about a batch size, or None."""
+    return query("conditions.check_batch_size", script, settings)
+
+
+def test_batch_is_divisible_by_replicas(scripts):
+    for script in scripts.values():
+        assert check_batch_size(script, global_batch_size=64, replicas=4) is None
+
+
+@pytest.mark.parametrize(("size", "fix"), [(62, "use 60 or 64"), (3, "use 4 or 8")])
+def test_other_batch_is_rejected_with_the_nearest_ones(size, fix, scripts):
+    for script in scripts.values():
+        error = check_batch_size(script, global_batch_size=size, replicas=4)
+        assert f"{size} is not divisible by 4 replicas" in error
+        assert error.endswith(fix)
+
+
+def test_batch_is_divisible_by_accumulation(complete_script):
+    settings = {"global_batch_size": 12, "replicas": 2, "accumulation_steps": 4}
+    error = check_batch_size(complete_script, **settings)
+    assert error.endswith("is not divisible by 8 replicas times --accumulation-steps; use 8 or 16")
