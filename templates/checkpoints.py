@@ -1,5 +1,4 @@
 checkpoints: dict[str, tf.train.Checkpoint] = {}
-MAX_TO_KEEP = {"best": 1, "last": 3}
 END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
@@ -45,7 +44,7 @@ def save(kind):
     checkpoint.save_counter.assign(state.step - 1)
     folder = run_path(f"checkpoints/{kind}")
     checkpoint.save(folder / "ckpt")
-    for step in list_checkpoints(kind)[: -MAX_TO_KEEP[kind]]:
+    for step in list_checkpoints(kind)[:-3]:  # the last three remain
         for path in folder.glob(f"ckpt-{step}.*"):
             path.unlink()
 
@@ -72,27 +71,25 @@ def find_checkpoint(kind):
     return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}") if steps else None
 
 
-def restore(kind):
-    """Restore the newest checkpoint of a kind. Without any, training starts from scratch."""
-    path = find_checkpoint(kind)
-    if path:
-        checkpoint = checkpoints[kind]
-        try:
-            checkpoint.restore(str(path)).assert_consumed()
-        except Exception as error:
-            # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
-            reason = str(error).partition("\n")[0]
-            raise WrongInput(
-                f"{path} is corrupt or of another model ({reason}); use another --run-dir"
-            ) from error
-        if kind == "last":
-            state.step = int(checkpoint.step)
-            state.best_loss = float(checkpoint.best_loss)
-    # {% if cookiecutter.__size != "parameter_server" %}
-    seed_replicas()
-    # {% endif %}
+def restore(kind, path):
+    """Restore a checkpoint. Raise WrongInput if it is corrupt or of another model."""
+    checkpoint = checkpoints[kind]
+    try:
+        checkpoint.restore(str(path)).assert_consumed()
+        for name, variable in zip(checkpoint.names.numpy(), list_variables(model), strict=True):
+            if name.decode() != variable.path:
+                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
+    except Exception as error:
+        # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
+        reason = str(error).partition("\n")[0]
+        raise WrongInput(
+            f"{path} is corrupt or of another model ({reason}); use another --run-dir"
+        ) from error
 
 
 def restore_run(checkpoint):
     """Restore the run from its last checkpoint, if there is one."""
-    restore("last")
+    if checkpoint:
+        restore("last", checkpoint)
+        state.step = int(checkpoints["last"].step)
+        state.best_loss = float(checkpoints["last"].best_loss)

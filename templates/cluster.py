@@ -32,8 +32,7 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    spread = strategy.experimental_distribute_values_from_function
-    per_replica = spread(lambda _: tf.constant(numbers, tf.int64))
+    per_replica = strategy.run(lambda: tf.constant(numbers, tf.int64))
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
 

@@ -10,10 +10,7 @@ def parse_flags(argv):
         if field.metadata:
             name = f"--{field.name.replace('_', '-')}"
             parser.add_argument(name, default=field.default, **field.metadata)
-    parsed = Config(**vars(parser.parse_args(argv)))
-    if "://" in parsed.run_dir:
-        raise WrongInput(f"--run-dir {parsed.run_dir} is not a local folder; use one")
-    return parsed
+    return Config(**vars(parser.parse_args(argv)))
 
 
 def raise_wrong_input(message):

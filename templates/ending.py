@@ -8,12 +8,10 @@ def report_error(error):
     failures = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
     if isinstance(error, failures):
         error = RunInterrupted("a worker failed; start all workers again")
-    if "gRPC server" in str(error):
-        error = WrongInput(f"TF_CONFIG: {error}; use a free port")
     # {% endif %}
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
-        error = WrongInput(f"--run-dir: {error}; use another folder")
+        error = WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder")
     if not hasattr(error, "exit_code"):
         sys.excepthook(type(error), error, error.__traceback__)
         return 1

@@ -4,12 +4,11 @@ def end_of_next_loop(step):
     The loops of an epoch have nearly equal lengths, up to the smaller of --steps-per-loop and
     --checkpoint-every-steps.
     """
-    longest = min(config.steps_per_loop, config.checkpoint_every_steps)
-    loops_per_epoch = math.ceil(config.steps_per_epoch / longest)
-    step_in_epoch = step % config.steps_per_epoch
-    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops_per_epoch / config.steps_per_epoch)
-    end_in_epoch = loop_in_epoch * config.steps_per_epoch // loops_per_epoch
-    return step - step_in_epoch + end_in_epoch
+    steps = config.steps_per_epoch
+    loops = math.ceil(steps / min(config.steps_per_loop, config.checkpoint_every_steps))
+    step_in_epoch = step % steps
+    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops / steps)
+    return step - step_in_epoch + loop_in_epoch * steps // loops
 
 
 def is_end_of_epoch():

@@ -1,10 +1,10 @@
 def export_model(datasets):
     """Export the tested model to the run directory."""
     # {% if cookiecutter.__size == "parameter_server" %}
-    export(run_path("export"), datasets["test"])
+    export(run_path("export"), datasets["test"][0])
     # {% else %}
     if config.worker_index == 0:
-        export(run_path("export"), datasets["test"])
+        export(run_path("export"), datasets["test"][0])
     # {% endif %}
     print_status(f"written to {config.run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
     # {% if cookiecutter.__size != "parameter_server" %}
@@ -12,11 +12,10 @@ def export_model(datasets):
     # {% endif %}
 
 
-def export(folder, split):
-    """Write a SavedModel that maps the first component of `fetch` to predictions, and .keras files.
+def export(folder, examples):
+    """Write a SavedModel that serves `create_serving_function`, and a .keras file of each model.
 
-    With several models, the SavedModel contains the first one. The exported models are copies
-    made without a strategy, which can be loaded anywhere.
+    The exported models are copies made without a strategy, which can be loaded anywhere.
     """
     weights = [variable.numpy() for variable in list_variables(model)]
     keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
@@ -25,15 +24,14 @@ def export(folder, split):
         for variable, weight in zip(list_variables(copies), weights, strict=True):
             variable.assign(weight)
     copies = tf.nest.flatten(copies)
+    example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
-    archive.track(copies[0])
-    archive.add_endpoint("serve", create_serving_function(copies[0], split))
+    for each in copies:
+        archive.track(each)
+    archive.add_endpoint("serve", create_serving_function(copies, example))
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
     archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
         each.save(part / ("model.keras" if number == 1 else f"model_{number}.keras"))
     part.rename(folder)
-
-
-# {% include "serving.py" %}

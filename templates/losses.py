@@ -1,10 +1,10 @@
-def compute_losses(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+def compute_losses(labels, predictions):
     """Return the loss of each example, [batch]. `labels` is None if `preprocess` returns none."""
     # TODO(you): with several losses or outputs, return a weighted sum.
     return loss_object(labels, predictions)
 
 
-def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor) -> tf.Tensor:
+def compute_loss(labels, predictions, sample_weight):
     """Return one replica's share of the training loss, [].
 
     The shares of all replicas add up to the mean over the global batch plus the regularization

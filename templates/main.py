@@ -24,7 +24,11 @@ def main(argv=None):
     validation_set = create_input(*datasets["validation"], training=False)
     test_set = create_input(*datasets["test"], training=False)
     if config.mode != "train":
+        # {% if cookiecutter.__size == "essential" %}
+        test_checkpoint(checkpoint, test_set)
+        # {% else %}
         evaluate(checkpoint, validation_set, test_set)
+        # {% endif %}
         return
     restore_run(checkpoint)
     initialize_run_dir()

@@ -4,5 +4,5 @@ def print_epoch(validated, trained, is_best):
     mark = "*" if is_best else " "
     line = f"epoch {epoch:3}/{config.epochs} {mark}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
-    is_too_long = sys.stdout.isatty() and len(longer) >= shutil.get_terminal_size().columns
-    print_status(longer if trained and not is_too_long else line)
+    has_room = len(longer) < shutil.get_terminal_size().columns or not sys.stdout.isatty()
+    print_status(longer if trained and has_room else line)

@@ -70,17 +70,7 @@ def test_best_checkpoint(test_set):
 
 def test_checkpoint(checkpoint, test_set):
     """Restore the best checkpoint and test it."""
-    restore("best")
+    restore("best", checkpoint)
     tested = test(*test_set)
     print_status(f"test {format_metrics(tested)}  of {checkpoint}")
     return tested
-
-
-def evaluate(checkpoint, validation_set, test_set):
-    """Test the best checkpoint, without writing to the run directory."""
-    # {% if cookiecutter.__size == "parameter_server" %}
-    if config.mode == "continuous_evaluate":
-        evaluate_continuously(validation_set)
-        return
-    # {% endif %}
-    test_checkpoint(checkpoint, test_set)

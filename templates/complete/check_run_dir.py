@@ -1,16 +1,14 @@
 def check_run_dir():
     """Raise WrongInput if the run can't use --run-dir, before anything is written."""
     folder = run_path()
-    needed = os.R_OK | os.W_OK | os.X_OK
-    folders = [*folder.glob("checkpoints/**/"), *folder.glob("tensorboard/**/")]
     problem = None
     if not config.run_dir.isprintable():
         problem = "has characters that can't be printed"
+    elif "://" in config.run_dir:
+        problem = "is not a local folder"
     elif set("[\\") & set(folder.as_posix()):
         problem = "has [ or \\, which TensorFlow takes for a pattern"
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():
         problem = "has a config.json, but no metrics.jsonl: it is not a run"
-    elif config.mode == "train" and not all(os.access(each, needed) for each in folders):
-        problem = "has folders without permission to read or write"
     if problem:
         raise WrongInput(f"--run-dir {config.run_dir} {problem}; use another folder")

@@ -140,7 +140,7 @@ def find_checkpoint(kind):
 
 
 def restore(checkpoint, kinds=("model", "optimizer")):
-    """Move the values of a checkpoint to the variables, and seed the replicas.
+    """Move the values of a checkpoint to the variables.
 
     Raise WrongInput if the checkpoint is of another model or optimizer.
     """
@@ -156,7 +156,6 @@ def restore(checkpoint, kinds=("model", "optimizer")):
         for name, variable in zip(shapes, variables, strict=True):
             with strategy.scope():
                 variable.assign(checkpoint.pop(name))
-    seed_replicas()
 
 
 def restore_run(checkpoint):
@@ -167,7 +166,5 @@ def restore_run(checkpoint):
         state.best_loss = float(checkpoint["best_loss"])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
-    else:
-        seed_replicas()
     state.best_step = broadcast(max(list_checkpoints("best"), default=0))
     take_snapshot()

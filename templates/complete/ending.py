@@ -4,14 +4,14 @@ def explain_error(error):
     if hasattr(error, "exit_code"):
         return error
     if "No space left on device" in text:
-        folder = run_path().resolve() if run_path().exists() else state.scratch
         return RunFailed(
-            f"the disk of {folder} is full; make room and start the same command again"
+            f"the disk of {run_path().resolve()} or of {state.scratch} is full; make room and "
+            "start the same command again"
         )
     if config.jit_compile and "XLA" in text:
-        operations = sorted(set(re.findall(r"(\w+) \(No registered", text))) or ["this step"]
         return WrongInput(
-            f"--jit-compile: XLA can't compile {', '.join(operations)}; use --no-jit-compile"
+            f"--jit-compile: XLA can't compile this step: {get_first_line(error)}; "
+            "use --no-jit-compile"
         )
     lost_workers = find_lost_workers(error)
     if lost_workers:

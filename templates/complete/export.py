@@ -1,16 +1,15 @@
 def export_model(datasets):
     """Export the tested model to the run directory."""
     if config.worker_index == 0:
-        export(run_path("export"), datasets["test"])
+        export(run_path("export"), datasets["test"][0])
     print_status(f"written to {config.run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
     barrier()  # a worker that ends while others run would be reported as lost
 
 
-def export(folder, split):
-    """Write a SavedModel that maps the first component of `fetch` to predictions, and .keras files.
+def export(folder, examples):
+    """Write a SavedModel that serves `create_serving_function`, and a .keras file of each model.
 
-    With several models, the SavedModel contains the first one. The exported models are copies
-    made without a strategy, which can be loaded anywhere.
+    The exported models are copies made without a strategy, which can be loaded anywhere.
     """
     weights = [variable.numpy() for variable in list_variables(model)]
     keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
@@ -24,12 +23,14 @@ def export(folder, split):
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     with report_export_errors("a SavedModel"):
-        serve = create_serving_function(copies[0], split)
+        example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
+        serve = create_serving_function(copies, example)
         graph = serve.get_concrete_function().graph.as_graph_def()
         if b"PyFunc" in graph.SerializeToString():
             raise ValueError("`preprocess` or the model runs Python, which can't be saved")
         archive = keras.export.ExportArchive()
-        archive.track(copies[0])
+        for each in copies:
+            archive.track(each)
         archive.add_endpoint("serve", serve)
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
@@ -49,6 +50,3 @@ def report_export_errors(form):
         if "No space left on device" in str(error):
             raise
         print_status(f"export: the model can't be written as {form}: {get_first_line(error)}")
-
-
-# {% include "serving.py" %}

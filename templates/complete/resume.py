@@ -71,10 +71,10 @@ def check_end(last_line, before):
         raise WrongInput(
             f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
         )
-    # The end depends on these flags. The essential script has the first one only.
-    is_same_end = before.get("epochs") == config.epochs
-    is_same_end &= before.get("patience") == config.patience
-    is_same_end &= before.get("export", "best") == config.export
+    # The end depends on these flags, of which the essential script has only the first one.
+    earlier = {**dataclasses.asdict(Config()), **before}
+    flags = ("epochs", "patience", "export")
+    is_same_end = all(earlier[name] == getattr(config, name) for name in flags)
     if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "

@@ -10,18 +10,19 @@ def create_training_state(datasets, checkpoint):
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
-    check_batch_normalization()
+    synchronize_batch_normalization()
     if is_new_run and config.init_checkpoint:
         load_initial_weights(config.init_checkpoint)
     if is_new_run and config.worker_index == 0:
         # Report now what can't be exported at the end of the run.
-        export(Path(state.scratch, "export"), datasets["test"])
+        export(Path(state.scratch, "export"), datasets["test"][0])
     with strategy.scope():
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # In a traced step it would be too late to create variables (keras#23085).
             its_optimizer.build(each.trainable_variables)
         gradient_norm = keras.metrics.Mean(name="gradient_norm")
+    share_random_numbers()
     wrap_compute_gradients()
 
 
@@ -29,8 +30,9 @@ def configure_optimizer(each):
     """Return an optimizer with the schedule, the EMA and the loss scale that the flags ask for."""
     if config.schedule != "constant" or config.warmup_steps != 0:
         each.learning_rate = Schedule(float(each.learning_rate.numpy()))
-    each.use_ema = config.ema_momentum is not None
-    each.ema_momentum = config.ema_momentum
+    if config.ema_momentum:
+        each.use_ema = True
+        each.ema_momentum = config.ema_momentum
     if config.precision == "mixed_float16":
         return keras.optimizers.LossScaleOptimizer(each)
     return each

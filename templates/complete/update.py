@@ -2,12 +2,14 @@ def accumulate(compute_gradients):
     """Return `compute_gradients` that processes a batch in --accumulation-steps parts.
 
     A part needs the memory of a smaller batch. The mean over the parts is that of the batch, up to
-    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, which is that of a part.
+    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, which is that of a part. Random layers
+    start each part with the same seeds, since a part draws its numbers of those for the batch.
     """
     parts = config.accumulation_steps
 
     def select(batch, index):
         """Return a part of each tensor of a batch. Labels may be None."""
+        state.micro_batch = (index, parts)
 
         def select_part(tensor):
             if tensor is None:
@@ -17,11 +19,16 @@ def accumulate(compute_gradients):
         return tf.nest.map_structure(select_part, batch)
 
     def compute_gradients_in_parts(batch):
-        sums = compute_gradients(select(batch, 0))
-        sums = tf.nest.map_structure(tf.convert_to_tensor, sums)  # see `update`
+        seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
+        first_values = [tf.identity(seed) for seed in seeds]
+        first = compute_gradients(select(batch, 0))
+        sums = tf.nest.map_structure(tf.convert_to_tensor, first)  # see `update`
         for index in tf.range(1, parts):
+            for seed, value in zip(seeds, first_values, strict=True):
+                seed.assign(value)
             part = compute_gradients(select(batch, index))
             sums = tf.nest.map_structure(tf.add, sums, part)
+        state.micro_batch = (0, 1)
         return tf.nest.map_structure(lambda total: total / parts, sums)
 
     return compute_gradients_in_parts
@@ -81,22 +88,3 @@ def swap_ema_weights():
             with strategy.scope():
                 weight.assign(average.numpy())
                 average.assign(trained)
-
-
-def check_batch_normalization():
-    """Raise WrongInput for flags with which a BatchNormalization would not see the batch."""
-    # Keras has no public way to list nested layers.
-    layers = [layer for each in tf.nest.flatten(model) for layer in each._flatten_layers()]
-    for layer in layers:
-        if not isinstance(layer, keras.layers.BatchNormalization):
-            continue
-        if config.accumulation_steps > 1:
-            raise WrongInput(
-                f"--accumulation-steps {config.accumulation_steps}: BatchNormalization "
-                f"{layer.name!r} would see parts of a batch; use 1"
-            )
-        if config.jit_compile and config.replicas > 1 and layer.synchronized:
-            raise WrongInput(
-                f"--jit-compile: XLA can't sum BatchNormalization {layer.name!r} over "
-                f"{config.replicas} replicas; use --no-jit-compile"
-            )

@@ -15,9 +15,18 @@ def evaluate_continuously(validation_set):
         path = find_checkpoint("last")
         last_line = read_file("metrics.jsonl", parse_log)[-1]
         if path.name != f"ckpt-{state.step}":
-            restore("last")
+            restore("last", path)
+            state.step = int(checkpoints["last"].step)
             validated = validate(*validation_set)
             print_status(f"step {state.step}  validation {format_metrics(validated)}")
         elif last_line["split"] == "test" and last_line["step"] == state.step:
             return
         time.sleep(1)
+
+
+def evaluate(checkpoint, validation_set, test_set):
+    """Test the best checkpoint, or validate each new one, without writing to the run."""
+    if config.mode == "continuous_evaluate":
+        evaluate_continuously(validation_set)
+    else:
+        test_checkpoint(checkpoint, test_set)

@@ -1,4 +1,4 @@
-def create_datasets() -> list[tf.data.Dataset]:
+def create_datasets():
     # {% include "docstrings/create_datasets.txt" %}
     # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16.
     from sklearn.datasets import load_digits
@@ -12,19 +12,19 @@ def create_datasets() -> list[tf.data.Dataset]:
     return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
 
 
-def adapt(train: tf.data.Dataset) -> dict:
+def adapt(train):
     # {% include "docstrings/adapt.txt" %}
     # TODO(you): what your model or `preprocess` has to know about the training split.
     return {}
 
 
-def fetch(batch: tuple) -> tuple:
+def fetch(batch):
     # {% include "docstrings/fetch.txt" %}
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
     return batch
 
 
-def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
+def preprocess(batch, seeds, training):
     # {% include "docstrings/preprocess.txt" %}
     images, labels = batch
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
@@ -35,10 +35,10 @@ def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
     return tf.cast(images, tf.float32), labels
 
 
-def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
+def create_model_and_optimizer(strategy):
     # {% include "docstrings/create_model_and_optimizer.txt" %}
     with strategy.scope():
-        # TODO(you): your model. Set synchronized=True in each BatchNormalization.
+        # TODO(you): your model.
         model = keras.Sequential(
             [
                 keras.Input([8, 8, 1]),
@@ -54,14 +54,14 @@ def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
     return model, optimizer
 
 
-def create_loss_objects(strategy: tf.distribute.Strategy) -> keras.losses.Loss:
+def create_loss_objects(strategy):
     # {% include "docstrings/create_loss_objects.txt" %}
     with strategy.scope():
         # TODO(you): your loss, or several that `compute_losses` adds up.
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-def create_metrics(strategy: tf.distribute.Strategy) -> tuple[list[keras.metrics.Metric], ...]:
+def create_metrics(strategy):
     # {% include "docstrings/create_metrics.txt" %}
     with strategy.scope():
         # TODO(you): your metrics, each with a different name.

@@ -2,7 +2,7 @@ PRESET: str | None = None  # TODO(you): "bert_base_en_uncased" of KerasHub, say,
 SEQUENCE_LENGTH = 16  # word pieces per text; longer texts are cut
 
 
-def create_datasets() -> list[tf.data.Dataset]:
+def create_datasets():
     # {% include "docstrings/create_datasets.txt" %}
     # TODO(you): your data. For pairs of sentences in the format of MRPC (two classes, a larger
     # SEQUENCE_LENGTH):
@@ -33,7 +33,7 @@ def create_datasets() -> list[tf.data.Dataset]:
     return [tf.data.Dataset.from_tensor_slices(split) for split in data]
 
 
-def adapt(train: tf.data.Dataset) -> dict:
+def adapt(train):
     # {% include "docstrings/adapt.txt" %}
     # TODO(you): what your model or `preprocess` has to know about the training split.
     import collections
@@ -52,7 +52,7 @@ def adapt(train: tf.data.Dataset) -> dict:
     return {"vocabulary": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *vocabulary]}
 
 
-def fetch(batch: tuple) -> tuple:
+def fetch(batch):
     # {% include "docstrings/fetch.txt" %}
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
     return batch
@@ -70,7 +70,7 @@ def create_preprocessor():
     return create(tokenizer, sequence_length=SEQUENCE_LENGTH)
 
 
-def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
+def preprocess(batch, seeds, training):
     # {% include "docstrings/preprocess.txt" %}
     # TODO(you): clean up, augment. For an operation on single examples use tf.map_fn.
     texts, labels = batch
@@ -81,7 +81,7 @@ def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
     return {name: tf.cast(values, tf.int32) for name, values in features.items()}, labels
 
 
-def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
+def create_model_and_optimizer(strategy):
     # {% include "docstrings/create_model_and_optimizer.txt" %}
     import keras_hub
 
@@ -107,14 +107,14 @@ def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
     return model, optimizer
 
 
-def create_loss_objects(strategy: tf.distribute.Strategy) -> keras.losses.Loss:
+def create_loss_objects(strategy):
     # {% include "docstrings/create_loss_objects.txt" %}
     with strategy.scope():
         # TODO(you): your loss, or several that `compute_losses` adds up.
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-def create_metrics(strategy: tf.distribute.Strategy) -> tuple[list[keras.metrics.Metric], ...]:
+def create_metrics(strategy):
     # {% include "docstrings/create_metrics.txt" %}
     with strategy.scope():
         # TODO(you): your metrics, each with a different name.

@@ -190,8 +190,9 @@ class State:
     best_step: int = 0  # of the validation with this loss
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
+    micro_batch: tuple = (0, 1)  # the part of a batch that a step computes, and the parts
     is_stopped: bool = False  # by --patience
-    snapshot: dict = dataclasses.field(default_factory=dict)  # after the last loop, in host memory
+    snapshot: dict | None = None  # after the last loop, in host memory
     pending_write: concurrent.futures.Future | None = None  # of a checkpoint
     is_profiling: bool = False
     scratch: str = ""  # a folder that is removed with the process
@@ -202,7 +203,7 @@ state = State()
 # 3. Hooks: edit these -----------------------------------------------------------------------------
 
 
-def create_datasets() -> list[tf.data.Dataset]:
+def create_datasets():
     """Return the train, validation and test split, each a `tf.data.Dataset` of known cardinality.
 
     An element is one example: a structure of tensors whose shapes and dtypes are the same for all
@@ -221,7 +222,7 @@ def create_datasets() -> list[tf.data.Dataset]:
     return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
 
 
-def adapt(train: tf.data.Dataset) -> dict:
+def adapt(train):
     """Return statistics or vocabularies of the training split, a dict of JSON values.
 
     `train` is the training split of `create_datasets`. The chief calls this once per run and saves
@@ -231,7 +232,7 @@ def adapt(train: tf.data.Dataset) -> dict:
     return {}
 
 
-def fetch(batch: tuple) -> tuple:
+def fetch(batch):
     """Read what the elements of a batch point to, such as files.
 
     The exported model takes the first component of what this returns.
@@ -240,7 +241,7 @@ def fetch(batch: tuple) -> tuple:
     return batch
 
 
-def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
+def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
@@ -256,13 +257,13 @@ def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
     return tf.cast(images, tf.float32), labels
 
 
-def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
+def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
     Create all variables inside `strategy.scope()`, which places them on all replicas.
     """
     with strategy.scope():
-        # TODO(you): your model. Set synchronized=True in each BatchNormalization.
+        # TODO(you): your model.
         model = keras.Sequential(
             [
                 keras.Input([8, 8, 1]),
@@ -278,27 +279,27 @@ def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
     return model, optimizer
 
 
-def create_loss_objects(strategy: tf.distribute.Strategy) -> keras.losses.Loss:
+def create_loss_objects(strategy):
     """Return the loss, which maps (labels, predictions) to one value per example."""
     with strategy.scope():
         # TODO(you): your loss, or several that `compute_losses` adds up.
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-def create_metrics(strategy: tf.distribute.Strategy) -> tuple[list[keras.metrics.Metric], ...]:
+def create_metrics(strategy):
     """Return three lists: the metrics of the train, validation and test split."""
     with strategy.scope():
         # TODO(you): your metrics, each with a different name.
         return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
 
 
-def compute_losses(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+def compute_losses(labels, predictions):
     """Return the loss of each example, [batch]. `labels` is None if `preprocess` returns none."""
     # TODO(you): with several losses or outputs, return a weighted sum.
     return loss_object(labels, predictions)
 
 
-def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor) -> tf.Tensor:
+def compute_loss(labels, predictions, sample_weight):
     """Return one replica's share of the training loss, [].
 
     The shares of all replicas add up to the mean over the global batch plus the regularization
@@ -310,6 +311,27 @@ def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Te
     if regularization:
         loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
     return loss
+
+
+def create_serving_function(models, example):
+    """Return the tf.function that the exported SavedModel serves, with its input signature.
+
+    `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it;
+    the default takes its first component, and returns the predictions of the first model.
+    """
+    # TODO(you): serve something else, such as a decoder or a loop that generates text.
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
+    is_tuple = isinstance(specs, tuple)
+
+    @tf.function(input_signature=[specs[0] if is_tuple else specs])
+    def serve(inputs):
+        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
+        zeros = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), specs)
+        batch = (inputs, *zeros[1:]) if is_tuple else inputs  # `preprocess` expects labels too
+        features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
+        return models[0](features, training=False)
+
+    return serve
 
 
 # 4. Steps: one batch, on one replica and on all ---------------------------------------------------
@@ -350,7 +372,8 @@ def evaluation_step(batch, metrics):
     """
     # TODO(you): the same changes as in compute_gradients.
     features, labels, sample_weight = batch
-    predictions = model(features, training=False)
+    with keras.StatelessScope():  # otherwise random layers would change their seeds
+        predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
     losses = compute_losses(labels, predictions)
     return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
@@ -504,10 +527,7 @@ def parse_flags(argv):
         if field.metadata:
             name = f"--{field.name.replace('_', '-')}"
             parser.add_argument(name, default=field.default, **field.metadata)
-    parsed = Config(**vars(parser.parse_args(argv)))
-    if "://" in parsed.run_dir:
-        raise WrongInput(f"--run-dir {parsed.run_dir} is not a local folder; use one")
-    return parsed
+    return Config(**vars(parser.parse_args(argv)))
 
 
 def raise_wrong_input(message):
@@ -622,8 +642,7 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    spread = strategy.experimental_distribute_values_from_function
-    per_replica = spread(lambda _: tf.constant(numbers, tf.int64))
+    per_replica = strategy.run(lambda: tf.constant(numbers, tf.int64))
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
 
@@ -1042,12 +1061,14 @@ def accumulate(compute_gradients):
     """Return `compute_gradients` that processes a batch in --accumulation-steps parts.
 
     A part needs the memory of a smaller batch. The mean over the parts is that of the batch, up to
-    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, which is that of a part.
+    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, which is that of a part. Random layers
+    start each part with the same seeds, since a part draws its numbers of those for the batch.
     """
     parts = config.accumulation_steps
 
     def select(batch, index):
         """Return a part of each tensor of a batch. Labels may be None."""
+        state.micro_batch = (index, parts)
 
         def select_part(tensor):
             if tensor is None:
@@ -1057,11 +1078,16 @@ def accumulate(compute_gradients):
         return tf.nest.map_structure(select_part, batch)
 
     def compute_gradients_in_parts(batch):
-        sums = compute_gradients(select(batch, 0))
-        sums = tf.nest.map_structure(tf.convert_to_tensor, sums)  # see `update`
+        seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
+        first_values = [tf.identity(seed) for seed in seeds]
+        first = compute_gradients(select(batch, 0))
+        sums = tf.nest.map_structure(tf.convert_to_tensor, first)  # see `update`
         for index in tf.range(1, parts):
+            for seed, value in zip(seeds, first_values, strict=True):
+                seed.assign(value)
             part = compute_gradients(select(batch, index))
             sums = tf.nest.map_structure(tf.add, sums, part)
+        state.micro_batch = (0, 1)
         return tf.nest.map_structure(lambda total: total / parts, sums)
 
     return compute_gradients_in_parts
@@ -1121,25 +1147,6 @@ def swap_ema_weights():
             with strategy.scope():
                 weight.assign(average.numpy())
                 average.assign(trained)
-
-
-def check_batch_normalization():
-    """Raise WrongInput for flags with which a BatchNormalization would not see the batch."""
-    # Keras has no public way to list nested layers.
-    layers = [layer for each in tf.nest.flatten(model) for layer in each._flatten_layers()]
-    for layer in layers:
-        if not isinstance(layer, keras.layers.BatchNormalization):
-            continue
-        if config.accumulation_steps > 1:
-            raise WrongInput(
-                f"--accumulation-steps {config.accumulation_steps}: BatchNormalization "
-                f"{layer.name!r} would see parts of a batch; use 1"
-            )
-        if config.jit_compile and config.replicas > 1 and layer.synchronized:
-            raise WrongInput(
-                f"--jit-compile: XLA can't sum BatchNormalization {layer.name!r} over "
-                f"{config.replicas} replicas; use --no-jit-compile"
-            )
 
 
 def list_variables(parts):
@@ -1289,7 +1296,7 @@ def find_checkpoint(kind):
 
 
 def restore(checkpoint, kinds=("model", "optimizer")):
-    """Move the values of a checkpoint to the variables, and seed the replicas.
+    """Move the values of a checkpoint to the variables.
 
     Raise WrongInput if the checkpoint is of another model or optimizer.
     """
@@ -1305,7 +1312,6 @@ def restore(checkpoint, kinds=("model", "optimizer")):
         for name, variable in zip(shapes, variables, strict=True):
             with strategy.scope():
                 variable.assign(checkpoint.pop(name))
-    seed_replicas()
 
 
 def restore_run(checkpoint):
@@ -1316,29 +1322,72 @@ def restore_run(checkpoint):
         state.best_loss = float(checkpoint["best_loss"])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
-    else:
-        seed_replicas()
     state.best_step = broadcast(max(list_checkpoints("best"), default=0))
     take_snapshot()
 
 
-@tf.function
-def seed_replicas():
-    """Give each replica its own random numbers.
+def share_random_numbers():
+    """Have each replica draw its part of the random numbers that one device draws for a batch.
 
-    Keras starts all replicas with the same state, so that they would drop the same units. Replica
-    0 keeps that state, which is the one in checkpoints.
+    All replicas have the same seeds. TensorFlow's generator, Philox, computes four numbers from a
+    seed and a counter, so a replica skips the counters of the others. The public functions, such
+    as tf.random.stateless_uniform, take no counter; they and Keras call these private ones.
     """
+    from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    def shift_states():
-        replica_id = tf.distribute.get_replica_context().replica_id_in_sync_group
-        for variable in list_variables(model):
-            if variable.path.endswith("seed_generator_state"):  # [seed, counter]
-                # The golden ratio keeps the seeds of replicas apart for all seeds below 1e9.
-                offset = tf.cast(replica_id, variable.dtype) * 0x9E3779B1
-                variable.assign(variable + [offset, 0])
+    for kind in ("uniform", "uniform_int", "normal"):
+        name = f"stateless_random_{kind}_v2"
+        draw = getattr(tf.raw_ops, name.title().replace("_", ""))
+        setattr(operations, name, functools.partial(draw_part, draw))
 
-    strategy.run(shift_states)
+
+def draw_part(draw, shape, **options):
+    """Draw this replica's part of random numbers, a tensor of a shape.
+
+    If the first dimension is no multiple of the replica's batch, as for a number that all examples
+    share, all replicas draw the same.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or shape.shape[0] == 0:
+        return draw(shape=shape, **options)
+    index, parts = state.micro_batch
+    part = context.replica_id_in_sync_group * parts + index
+    batch_size = config.global_batch_size // (config.replicas * parts)
+    part = tf.where(shape[0] % batch_size == 0, part, 0)
+    size = tf.reduce_prod(tf.cast(shape, tf.int64))
+    first = tf.cast(part, tf.int64) * size
+    options["counter"] += tf.cast([first // 4, 0], tf.uint64)
+    numbers = draw(shape=[size + first % 4], **options)
+    return tf.reshape(numbers[first % 4 :], shape)
+
+
+def synchronize_batch_normalization():
+    """Have each BatchNormalization use the statistics of the global batch.
+
+    Keras's default is a replica's own batch, also in keras.applications. Then each replica has
+    other moving averages, and a checkpoint contains only the first replica's.
+    """
+    for each in tf.nest.flatten(model):
+        for layer in each._flatten_layers():  # Keras has no public way to list nested layers
+            if isinstance(layer, keras.layers.BatchNormalization):
+                check_batch_normalization(layer)
+                layer.synchronized = config.replicas > 1
+
+
+def check_batch_normalization(layer):
+    """Raise WrongInput for flags with which a layer would not see the whole batch."""
+    if config.accumulation_steps > 1:
+        raise WrongInput(
+            f"--accumulation-steps {config.accumulation_steps}: BatchNormalization "
+            f"{layer.name!r} would see parts of a batch; use 1"
+        )
+    if config.jit_compile and config.replicas > 1:
+        raise WrongInput(
+            f"--jit-compile: XLA can't sum BatchNormalization {layer.name!r} over "
+            f"{config.replicas} replicas; use --no-jit-compile"
+        )
+
+
 
 
 def read_weights(path):
@@ -1412,17 +1461,15 @@ def run_path(*parts):
 def check_run_dir():
     """Raise WrongInput if the run can't use --run-dir, before anything is written."""
     folder = run_path()
-    needed = os.R_OK | os.W_OK | os.X_OK
-    folders = [*folder.glob("checkpoints/**/"), *folder.glob("tensorboard/**/")]
     problem = None
     if not config.run_dir.isprintable():
         problem = "has characters that can't be printed"
+    elif "://" in config.run_dir:
+        problem = "is not a local folder"
     elif set("[\\") & set(folder.as_posix()):
         problem = "has [ or \\, which TensorFlow takes for a pattern"
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():
         problem = "has a config.json, but no metrics.jsonl: it is not a run"
-    elif config.mode == "train" and not all(os.access(each, needed) for each in folders):
-        problem = "has folders without permission to read or write"
     if problem:
         raise WrongInput(f"--run-dir {config.run_dir} {problem}; use another folder")
 
@@ -1575,10 +1622,10 @@ def check_end(last_line, before):
         raise WrongInput(
             f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
         )
-    # The end depends on these flags. The essential script has the first one only.
-    is_same_end = before.get("epochs") == config.epochs
-    is_same_end &= before.get("patience") == config.patience
-    is_same_end &= before.get("export", "best") == config.export
+    # The end depends on these flags, of which the essential script has only the first one.
+    earlier = {**dataclasses.asdict(Config()), **before}
+    flags = ("epochs", "patience", "export")
+    is_same_end = all(earlier[name] == getattr(config, name) for name in flags)
     if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
@@ -1653,16 +1700,15 @@ def write_run_files():
 def export_model(datasets):
     """Export the tested model to the run directory."""
     if config.worker_index == 0:
-        export(run_path("export"), datasets["test"])
+        export(run_path("export"), datasets["test"][0])
     print_status(f"written to {config.run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
     barrier()  # a worker that ends while others run would be reported as lost
 
 
-def export(folder, split):
-    """Write a SavedModel that maps the first component of `fetch` to predictions, and .keras files.
+def export(folder, examples):
+    """Write a SavedModel that serves `create_serving_function`, and a .keras file of each model.
 
-    With several models, the SavedModel contains the first one. The exported models are copies
-    made without a strategy, which can be loaded anywhere.
+    The exported models are copies made without a strategy, which can be loaded anywhere.
     """
     weights = [variable.numpy() for variable in list_variables(model)]
     keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
@@ -1676,12 +1722,14 @@ def export(folder, split):
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     with report_export_errors("a SavedModel"):
-        serve = create_serving_function(copies[0], split)
+        example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
+        serve = create_serving_function(copies, example)
         graph = serve.get_concrete_function().graph.as_graph_def()
         if b"PyFunc" in graph.SerializeToString():
             raise ValueError("`preprocess` or the model runs Python, which can't be saved")
         archive = keras.export.ExportArchive()
-        archive.track(copies[0])
+        for each in copies:
+            archive.track(each)
         archive.add_endpoint("serve", serve)
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
@@ -1703,24 +1751,6 @@ def report_export_errors(form):
         print_status(f"export: the model can't be written as {form}: {get_first_line(error)}")
 
 
-def create_serving_function(served_model, split):
-    """Return a function from the first component of `fetch` to the model's predictions."""
-    examples, _ = split
-    example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
-    is_tuple = isinstance(specs, tuple)
-
-    @tf.function(input_signature=[specs[0] if is_tuple else specs])
-    def serve(inputs):
-        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
-        zeros = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), specs)
-        batch = (inputs, *zeros[1:]) if is_tuple else inputs  # `preprocess` expects labels too
-        features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
-        return served_model(features, training=False)
-
-    return serve
-
-
 def create_training_state(datasets, checkpoint):
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
@@ -1733,18 +1763,19 @@ def create_training_state(datasets, checkpoint):
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
-    check_batch_normalization()
+    synchronize_batch_normalization()
     if is_new_run and config.init_checkpoint:
         load_initial_weights(config.init_checkpoint)
     if is_new_run and config.worker_index == 0:
         # Report now what can't be exported at the end of the run.
-        export(Path(state.scratch, "export"), datasets["test"])
+        export(Path(state.scratch, "export"), datasets["test"][0])
     with strategy.scope():
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # In a traced step it would be too late to create variables (keras#23085).
             its_optimizer.build(each.trainable_variables)
         gradient_norm = keras.metrics.Mean(name="gradient_norm")
+    share_random_numbers()
     wrap_compute_gradients()
 
 
@@ -1752,8 +1783,9 @@ def configure_optimizer(each):
     """Return an optimizer with the schedule, the EMA and the loss scale that the flags ask for."""
     if config.schedule != "constant" or config.warmup_steps != 0:
         each.learning_rate = Schedule(float(each.learning_rate.numpy()))
-    each.use_ema = config.ema_momentum is not None
-    each.ema_momentum = config.ema_momentum
+    if config.ema_momentum:
+        each.use_ema = True
+        each.ema_momentum = config.ema_momentum
     if config.precision == "mixed_float16":
         return keras.optimizers.LossScaleOptimizer(each)
     return each
@@ -1774,12 +1806,11 @@ def end_of_next_loop(step):
     The loops of an epoch have nearly equal lengths, up to the smaller of --steps-per-loop and
     --checkpoint-every-steps.
     """
-    longest = min(config.steps_per_loop, config.checkpoint_every_steps)
-    loops_per_epoch = math.ceil(config.steps_per_epoch / longest)
-    step_in_epoch = step % config.steps_per_epoch
-    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops_per_epoch / config.steps_per_epoch)
-    end_in_epoch = loop_in_epoch * config.steps_per_epoch // loops_per_epoch
-    return step - step_in_epoch + end_in_epoch
+    steps = config.steps_per_epoch
+    loops = math.ceil(steps / min(config.steps_per_loop, config.checkpoint_every_steps))
+    step_in_epoch = step % steps
+    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops / steps)
+    return step - step_in_epoch + loop_in_epoch * steps // loops
 
 
 def is_end_of_epoch():
@@ -1887,8 +1918,8 @@ def print_epoch(validated, trained, is_best):
     mark = "*" if is_best else " "
     line = f"epoch {epoch:3}/{config.epochs} {mark}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
-    is_too_long = sys.stdout.isatty() and len(longer) >= shutil.get_terminal_size().columns
-    print_status(longer if trained and not is_too_long else line)
+    has_room = len(longer) < shutil.get_terminal_size().columns or not sys.stdout.isatty()
+    print_status(longer if trained and has_room else line)
 
 
 def test_best_checkpoint(test_set):
@@ -1965,14 +1996,14 @@ def explain_error(error):
     if hasattr(error, "exit_code"):
         return error
     if "No space left on device" in text:
-        folder = run_path().resolve() if run_path().exists() else state.scratch
         return RunFailed(
-            f"the disk of {folder} is full; make room and start the same command again"
+            f"the disk of {run_path().resolve()} or of {state.scratch} is full; make room and "
+            "start the same command again"
         )
     if config.jit_compile and "XLA" in text:
-        operations = sorted(set(re.findall(r"(\w+) \(No registered", text))) or ["this step"]
         return WrongInput(
-            f"--jit-compile: XLA can't compile {', '.join(operations)}; use --no-jit-compile"
+            f"--jit-compile: XLA can't compile this step: {get_first_line(error)}; "
+            "use --no-jit-compile"
         )
     lost_workers = find_lost_workers(error)
     if lost_workers:

@@ -131,7 +131,7 @@ state = State()
 # 3. Hooks: edit these -----------------------------------------------------------------------------
 
 
-def create_datasets() -> list[tf.data.Dataset]:
+def create_datasets():
     """Return the train, validation and test split, each a `tf.data.Dataset` of known cardinality.
 
     An element is one example: a structure of tensors whose shapes and dtypes are the same for all
@@ -150,7 +150,7 @@ def create_datasets() -> list[tf.data.Dataset]:
     return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
 
 
-def adapt(train: tf.data.Dataset) -> dict:
+def adapt(train):
     """Return statistics or vocabularies of the training split, a dict of JSON values.
 
     `train` is the training split of `create_datasets`. The chief calls this once per run and saves
@@ -160,7 +160,7 @@ def adapt(train: tf.data.Dataset) -> dict:
     return {}
 
 
-def fetch(batch: tuple) -> tuple:
+def fetch(batch):
     """Read what the elements of a batch point to, such as files.
 
     The exported model takes the first component of what this returns.
@@ -169,7 +169,7 @@ def fetch(batch: tuple) -> tuple:
     return batch
 
 
-def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
+def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
@@ -185,13 +185,13 @@ def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
     return tf.cast(images, tf.float32), labels
 
 
-def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
+def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
     Create all variables inside `strategy.scope()`, which places them on all replicas.
     """
     with strategy.scope():
-        # TODO(you): your model. Set synchronized=True in each BatchNormalization.
+        # TODO(you): your model.
         model = keras.Sequential(
             [
                 keras.Input([8, 8, 1]),
@@ -207,27 +207,27 @@ def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
     return model, optimizer
 
 
-def create_loss_objects(strategy: tf.distribute.Strategy) -> keras.losses.Loss:
+def create_loss_objects(strategy):
     """Return the loss, which maps (labels, predictions) to one value per example."""
     with strategy.scope():
         # TODO(you): your loss, or several that `compute_losses` adds up.
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-def create_metrics(strategy: tf.distribute.Strategy) -> tuple[list[keras.metrics.Metric], ...]:
+def create_metrics(strategy):
     """Return three lists: the metrics of the train, validation and test split."""
     with strategy.scope():
         # TODO(you): your metrics, each with a different name.
         return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
 
 
-def compute_losses(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+def compute_losses(labels, predictions):
     """Return the loss of each example, [batch]. `labels` is None if `preprocess` returns none."""
     # TODO(you): with several losses or outputs, return a weighted sum.
     return loss_object(labels, predictions)
 
 
-def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor) -> tf.Tensor:
+def compute_loss(labels, predictions, sample_weight):
     """Return one replica's share of the training loss, [].
 
     The shares of all replicas add up to the mean over the global batch plus the regularization
@@ -239,6 +239,27 @@ def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Te
     if regularization:
         loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
     return loss
+
+
+def create_serving_function(models, example):
+    """Return the tf.function that the exported SavedModel serves, with its input signature.
+
+    `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it;
+    the default takes its first component, and returns the predictions of the first model.
+    """
+    # TODO(you): serve something else, such as a decoder or a loop that generates text.
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
+    is_tuple = isinstance(specs, tuple)
+
+    @tf.function(input_signature=[specs[0] if is_tuple else specs])
+    def serve(inputs):
+        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
+        zeros = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), specs)
+        batch = (inputs, *zeros[1:]) if is_tuple else inputs  # `preprocess` expects labels too
+        features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
+        return models[0](features, training=False)
+
+    return serve
 
 
 # 4. Steps: one batch, on one replica and on all ---------------------------------------------------
@@ -279,7 +300,8 @@ def evaluation_step(batch, metrics):
     """
     # TODO(you): the same changes as in compute_gradients.
     features, labels, sample_weight = batch
-    predictions = model(features, training=False)
+    with keras.StatelessScope():  # otherwise random layers would change their seeds
+        predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
     losses = compute_losses(labels, predictions)
     return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
@@ -500,10 +522,7 @@ def parse_flags(argv):
         if field.metadata:
             name = f"--{field.name.replace('_', '-')}"
             parser.add_argument(name, default=field.default, **field.metadata)
-    parsed = Config(**vars(parser.parse_args(argv)))
-    if "://" in parsed.run_dir:
-        raise WrongInput(f"--run-dir {parsed.run_dir} is not a local folder; use one")
-    return parsed
+    return Config(**vars(parser.parse_args(argv)))
 
 
 def raise_wrong_input(message):
@@ -932,7 +951,6 @@ def list_variables(parts):
 
 
 checkpoints: dict[str, tf.train.Checkpoint] = {}
-MAX_TO_KEEP = {"best": 1, "last": 3}
 END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
@@ -972,7 +990,7 @@ def save(kind):
     checkpoint.save_counter.assign(state.step - 1)
     folder = run_path(f"checkpoints/{kind}")
     checkpoint.save(folder / "ckpt")
-    for step in list_checkpoints(kind)[: -MAX_TO_KEEP[kind]]:
+    for step in list_checkpoints(kind)[:-3]:  # the last three remain
         for path in folder.glob(f"ckpt-{step}.*"):
             path.unlink()
 
@@ -999,27 +1017,28 @@ def find_checkpoint(kind):
     return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}") if steps else None
 
 
-def restore(kind):
-    """Restore the newest checkpoint of a kind. Without any, training starts from scratch."""
-    path = find_checkpoint(kind)
-    if path:
-        checkpoint = checkpoints[kind]
-        try:
-            checkpoint.restore(str(path)).assert_consumed()
-        except Exception as error:
-            # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
-            reason = str(error).partition("\n")[0]
-            raise WrongInput(
-                f"{path} is corrupt or of another model ({reason}); use another --run-dir"
-            ) from error
-        if kind == "last":
-            state.step = int(checkpoint.step)
-            state.best_loss = float(checkpoint.best_loss)
+def restore(kind, path):
+    """Restore a checkpoint. Raise WrongInput if it is corrupt or of another model."""
+    checkpoint = checkpoints[kind]
+    try:
+        checkpoint.restore(str(path)).assert_consumed()
+        for name, variable in zip(checkpoint.names.numpy(), list_variables(model), strict=True):
+            if name.decode() != variable.path:
+                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
+    except Exception as error:
+        # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
+        reason = str(error).partition("\n")[0]
+        raise WrongInput(
+            f"{path} is corrupt or of another model ({reason}); use another --run-dir"
+        ) from error
 
 
 def restore_run(checkpoint):
     """Restore the run from its last checkpoint, if there is one."""
-    restore("last")
+    if checkpoint:
+        restore("last", checkpoint)
+        state.step = int(checkpoints["last"].step)
+        state.best_loss = float(checkpoints["last"].best_loss)
 
 
 def run_path(*parts):
@@ -1178,15 +1197,14 @@ def write_run_files():
 
 def export_model(datasets):
     """Export the tested model to the run directory."""
-    export(run_path("export"), datasets["test"])
+    export(run_path("export"), datasets["test"][0])
     print_status(f"written to {config.run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
 
 
-def export(folder, split):
-    """Write a SavedModel that maps the first component of `fetch` to predictions, and .keras files.
+def export(folder, examples):
+    """Write a SavedModel that serves `create_serving_function`, and a .keras file of each model.
 
-    With several models, the SavedModel contains the first one. The exported models are copies
-    made without a strategy, which can be loaded anywhere.
+    The exported models are copies made without a strategy, which can be loaded anywhere.
     """
     weights = [variable.numpy() for variable in list_variables(model)]
     keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
@@ -1195,9 +1213,11 @@ def export(folder, split):
         for variable, weight in zip(list_variables(copies), weights, strict=True):
             variable.assign(weight)
     copies = tf.nest.flatten(copies)
+    example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
-    archive.track(copies[0])
-    archive.add_endpoint("serve", create_serving_function(copies[0], split))
+    for each in copies:
+        archive.track(each)
+    archive.add_endpoint("serve", create_serving_function(copies, example))
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
     archive.write_out(part, verbose=False)
@@ -1206,29 +1226,12 @@ def export(folder, split):
     part.rename(folder)
 
 
-def create_serving_function(served_model, split):
-    """Return a function from the first component of `fetch` to the model's predictions."""
-    examples, _ = split
-    example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
-    is_tuple = isinstance(specs, tuple)
-
-    @tf.function(input_signature=[specs[0] if is_tuple else specs])
-    def serve(inputs):
-        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
-        zeros = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), specs)
-        batch = (inputs, *zeros[1:]) if is_tuple else inputs  # `preprocess` expects labels too
-        features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
-        return served_model(features, training=False)
-
-    return serve
-
-
 def create_training_state(datasets, checkpoint):
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size
+    keras.utils.clear_session()  # layer names are numbered from 1
     keras.utils.set_random_seed(config.seed)
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(tf.distribute.get_strategy())
@@ -1248,12 +1251,11 @@ def end_of_next_loop(step):
     The loops of an epoch have nearly equal lengths, up to the smaller of --steps-per-loop and
     --checkpoint-every-steps.
     """
-    longest = min(config.steps_per_loop, config.checkpoint_every_steps)
-    loops_per_epoch = math.ceil(config.steps_per_epoch / longest)
-    step_in_epoch = step % config.steps_per_epoch
-    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops_per_epoch / config.steps_per_epoch)
-    end_in_epoch = loop_in_epoch * config.steps_per_epoch // loops_per_epoch
-    return step - step_in_epoch + end_in_epoch
+    steps = config.steps_per_epoch
+    loops = math.ceil(steps / min(config.steps_per_loop, config.checkpoint_every_steps))
+    step_in_epoch = step % steps
+    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops / steps)
+    return step - step_in_epoch + loop_in_epoch * steps // loops
 
 
 def is_end_of_epoch():
@@ -1319,8 +1321,8 @@ def print_epoch(validated, trained, is_best):
     mark = "*" if is_best else " "
     line = f"epoch {epoch:3}/{config.epochs} {mark}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
-    is_too_long = sys.stdout.isatty() and len(longer) >= shutil.get_terminal_size().columns
-    print_status(longer if trained and not is_too_long else line)
+    has_room = len(longer) < shutil.get_terminal_size().columns or not sys.stdout.isatty()
+    print_status(longer if trained and has_room else line)
 
 
 def test_best_checkpoint(test_set):
@@ -1331,18 +1333,10 @@ def test_best_checkpoint(test_set):
 
 def test_checkpoint(checkpoint, test_set):
     """Restore the best checkpoint and test it."""
-    restore("best")
+    restore("best", checkpoint)
     tested = test(*test_set)
     print_status(f"test {format_metrics(tested)}  of {checkpoint}")
     return tested
-
-
-def evaluate(checkpoint, validation_set, test_set):
-    """Test the best checkpoint, without writing to the run directory."""
-    if config.mode == "continuous_evaluate":
-        evaluate_continuously(validation_set)
-        return
-    test_checkpoint(checkpoint, test_set)
 
 
 def wait_for_first_checkpoint():
@@ -1359,12 +1353,21 @@ def evaluate_continuously(validation_set):
         path = find_checkpoint("last")
         last_line = read_file("metrics.jsonl", parse_log)[-1]
         if path.name != f"ckpt-{state.step}":
-            restore("last")
+            restore("last", path)
+            state.step = int(checkpoints["last"].step)
             validated = validate(*validation_set)
             print_status(f"step {state.step}  validation {format_metrics(validated)}")
         elif last_line["split"] == "test" and last_line["step"] == state.step:
             return
         time.sleep(1)
+
+
+def evaluate(checkpoint, validation_set, test_set):
+    """Test the best checkpoint, or validate each new one, without writing to the run."""
+    if config.mode == "continuous_evaluate":
+        evaluate_continuously(validation_set)
+    else:
+        test_checkpoint(checkpoint, test_set)
 
 
 def report_error(error):
@@ -1374,7 +1377,7 @@ def report_error(error):
         error = RunInterrupted("a parameter server failed; start all tasks again")
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
-        error = WrongInput(f"--run-dir: {error}; use another folder")
+        error = WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder")
     if not hasattr(error, "exit_code"):
         sys.excepthook(type(error), error, error.__traceback__)
         return 1

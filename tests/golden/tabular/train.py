@@ -135,7 +135,7 @@ state = State()
 # 3. Hooks: edit these -----------------------------------------------------------------------------
 
 
-def create_datasets() -> list[tf.data.Dataset]:
+def create_datasets():
     """Return the train, validation and test split, each a `tf.data.Dataset` of known cardinality.
 
     An element is one example: a structure of tensors whose shapes and dtypes are the same for all
@@ -154,23 +154,21 @@ def create_datasets() -> list[tf.data.Dataset]:
     return [tf.data.Dataset.from_tensor_slices((features[i], targets[i])) for i in splits]
 
 
-def adapt(train: tf.data.Dataset) -> dict:
+def adapt(train):
     """Return statistics or vocabularies of the training split, a dict of JSON values.
 
     `train` is the training split of `create_datasets`. The chief calls this once per run and saves
     the result in adapted.json. The other hooks read it as `adapted`, in later starts too.
     """
     # TODO(you): what your model or `preprocess` has to know about the training split.
-    features, targets = next(train.batch(len(train)).as_numpy_iterator())
+    features, _ = train.batch(len(train)).get_single_element()
     return {
-        "mean": features.mean(axis=0).tolist(),
-        "variance": features.var(axis=0).tolist(),
-        "target_mean": float(targets.mean()),
-        "target_deviation": float(targets.std()),
+        "mean": np.mean(features, axis=0).tolist(),
+        "variance": np.var(features, axis=0).tolist(),
     }
 
 
-def fetch(batch: tuple) -> tuple:
+def fetch(batch):
     """Read what the elements of a batch point to, such as files.
 
     The exported model takes the first component of what this returns.
@@ -179,28 +177,28 @@ def fetch(batch: tuple) -> tuple:
     return batch
 
 
-def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
+def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, are a function of --seed, epoch
     (0 in evaluation) and position: draw random numbers from them only.
     """
-    features, targets = batch
     # TODO(you): parse, add noise. For an operation on single examples use tf.map_fn:
+    #     features, targets = batch
     #     if training:
     #         noise = lambda seed: tf.random.stateless_normal([10], seed, stddev=0.1)
     #         features += tf.map_fn(noise, seeds, fn_output_signature=tf.float32)
-    return features, targets
+    return batch
 
 
-def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
+def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
     Create all variables inside `strategy.scope()`, which places them on all replicas.
     """
     with strategy.scope():
-        # TODO(you): your model. Set synchronized=True in each BatchNormalization.
+        # TODO(you): your model.
         model = keras.Sequential(
             [
                 keras.Input([10]),
@@ -209,36 +207,34 @@ def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
                     64, activation="silu", kernel_regularizer=keras.regularizers.L2(3.0)
                 ),
                 keras.layers.Dense(1, dtype="float32"),  # float32 in mixed precision too
-                keras.layers.Rescaling(
-                    adapted["target_deviation"], offset=adapted["target_mean"], dtype="float32"
-                ),
+                keras.layers.Rescaling(100.0, dtype="float32"),  # the progress is 152 on average
             ]
         )
         optimizer = Adam(config.learning_rate)  # from section 6, or any Keras optimizer
     return model, optimizer
 
 
-def create_loss_objects(strategy: tf.distribute.Strategy) -> keras.losses.Loss:
+def create_loss_objects(strategy):
     """Return the loss, which maps (labels, predictions) to one value per example."""
     with strategy.scope():
         # TODO(you): your loss, or several that `compute_losses` adds up.
         return keras.losses.Huber(delta=50.0, reduction="none")
 
 
-def create_metrics(strategy: tf.distribute.Strategy) -> tuple[list[keras.metrics.Metric], ...]:
+def create_metrics(strategy):
     """Return three lists: the metrics of the train, validation and test split."""
     with strategy.scope():
         # TODO(you): your metrics, each with a different name.
         return tuple([keras.metrics.MeanAbsoluteError("mean_absolute_error")] for _ in range(3))
 
 
-def compute_losses(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+def compute_losses(labels, predictions):
     """Return the loss of each example, [batch]. `labels` is None if `preprocess` returns none."""
     # TODO(you): with several losses or outputs, return a weighted sum.
     return loss_object(labels, predictions)
 
 
-def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor) -> tf.Tensor:
+def compute_loss(labels, predictions, sample_weight):
     """Return one replica's share of the training loss, [].
 
     The shares of all replicas add up to the mean over the global batch plus the regularization
@@ -250,6 +246,27 @@ def compute_loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Te
     if regularization:
         loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
     return loss
+
+
+def create_serving_function(models, example):
+    """Return the tf.function that the exported SavedModel serves, with its input signature.
+
+    `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it;
+    the default takes its first component, and returns the predictions of the first model.
+    """
+    # TODO(you): serve something else, such as a decoder or a loop that generates text.
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
+    is_tuple = isinstance(specs, tuple)
+
+    @tf.function(input_signature=[specs[0] if is_tuple else specs])
+    def serve(inputs):
+        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
+        zeros = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), specs)
+        batch = (inputs, *zeros[1:]) if is_tuple else inputs  # `preprocess` expects labels too
+        features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
+        return models[0](features, training=False)
+
+    return serve
 
 
 # 4. Steps: one batch, on one replica and on all ---------------------------------------------------
@@ -290,7 +307,8 @@ def evaluation_step(batch, metrics):
     """
     # TODO(you): the same changes as in compute_gradients.
     features, labels, sample_weight = batch
-    predictions = model(features, training=False)
+    with keras.StatelessScope():  # otherwise random layers would change their seeds
+        predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
     losses = compute_losses(labels, predictions)
     return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
@@ -421,10 +439,7 @@ def parse_flags(argv):
         if field.metadata:
             name = f"--{field.name.replace('_', '-')}"
             parser.add_argument(name, default=field.default, **field.metadata)
-    parsed = Config(**vars(parser.parse_args(argv)))
-    if "://" in parsed.run_dir:
-        raise WrongInput(f"--run-dir {parsed.run_dir} is not a local folder; use one")
-    return parsed
+    return Config(**vars(parser.parse_args(argv)))
 
 
 def raise_wrong_input(message):
@@ -470,8 +485,7 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    spread = strategy.experimental_distribute_values_from_function
-    per_replica = spread(lambda _: tf.constant(numbers, tf.int64))
+    per_replica = strategy.run(lambda: tf.constant(numbers, tf.int64))
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
 
@@ -732,7 +746,6 @@ def list_variables(parts):
 
 
 checkpoints: dict[str, tf.train.Checkpoint] = {}
-MAX_TO_KEEP = {"best": 1, "last": 3}
 END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
@@ -774,7 +787,7 @@ def save(kind):
     checkpoint.save_counter.assign(state.step - 1)
     folder = run_path(f"checkpoints/{kind}")
     checkpoint.save(folder / "ckpt")
-    for step in list_checkpoints(kind)[: -MAX_TO_KEEP[kind]]:
+    for step in list_checkpoints(kind)[:-3]:  # the last three remain
         for path in folder.glob(f"ckpt-{step}.*"):
             path.unlink()
 
@@ -801,47 +814,76 @@ def find_checkpoint(kind):
     return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}") if steps else None
 
 
-def restore(kind):
-    """Restore the newest checkpoint of a kind. Without any, training starts from scratch."""
-    path = find_checkpoint(kind)
-    if path:
-        checkpoint = checkpoints[kind]
-        try:
-            checkpoint.restore(str(path)).assert_consumed()
-        except Exception as error:
-            # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
-            reason = str(error).partition("\n")[0]
-            raise WrongInput(
-                f"{path} is corrupt or of another model ({reason}); use another --run-dir"
-            ) from error
-        if kind == "last":
-            state.step = int(checkpoint.step)
-            state.best_loss = float(checkpoint.best_loss)
-    seed_replicas()
+def restore(kind, path):
+    """Restore a checkpoint. Raise WrongInput if it is corrupt or of another model."""
+    checkpoint = checkpoints[kind]
+    try:
+        checkpoint.restore(str(path)).assert_consumed()
+        for name, variable in zip(checkpoint.names.numpy(), list_variables(model), strict=True):
+            if name.decode() != variable.path:
+                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
+    except Exception as error:
+        # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
+        reason = str(error).partition("\n")[0]
+        raise WrongInput(
+            f"{path} is corrupt or of another model ({reason}); use another --run-dir"
+        ) from error
 
 
 def restore_run(checkpoint):
     """Restore the run from its last checkpoint, if there is one."""
-    restore("last")
+    if checkpoint:
+        restore("last", checkpoint)
+        state.step = int(checkpoints["last"].step)
+        state.best_loss = float(checkpoints["last"].best_loss)
 
 
-@tf.function
-def seed_replicas():
-    """Give each replica its own random numbers.
+def share_random_numbers():
+    """Have each replica draw its part of the random numbers that one device draws for a batch.
 
-    Keras starts all replicas with the same state, so that they would drop the same units. Replica
-    0 keeps that state, which is the one in checkpoints.
+    All replicas have the same seeds. TensorFlow's generator, Philox, computes four numbers from a
+    seed and a counter, so a replica skips the counters of the others. The public functions, such
+    as tf.random.stateless_uniform, take no counter; they and Keras call these private ones.
     """
+    from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    def shift_states():
-        replica_id = tf.distribute.get_replica_context().replica_id_in_sync_group
-        for variable in list_variables(model):
-            if variable.path.endswith("seed_generator_state"):  # [seed, counter]
-                # The golden ratio keeps the seeds of replicas apart for all seeds below 1e9.
-                offset = tf.cast(replica_id, variable.dtype) * 0x9E3779B1
-                variable.assign(variable + [offset, 0])
+    for kind in ("uniform", "uniform_int", "normal"):
+        name = f"stateless_random_{kind}_v2"
+        draw = getattr(tf.raw_ops, name.title().replace("_", ""))
+        setattr(operations, name, functools.partial(draw_part, draw))
 
-    strategy.run(shift_states)
+
+def draw_part(draw, shape, **options):
+    """Draw this replica's part of random numbers, a tensor of a shape.
+
+    If the first dimension is no multiple of the replica's batch, as for a number that all examples
+    share, all replicas draw the same.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or shape.shape[0] == 0:
+        return draw(shape=shape, **options)
+    part = context.replica_id_in_sync_group
+    batch_size = config.global_batch_size // config.replicas
+    part = tf.where(shape[0] % batch_size == 0, part, 0)
+    size = tf.reduce_prod(tf.cast(shape, tf.int64))
+    first = tf.cast(part, tf.int64) * size
+    options["counter"] += tf.cast([first // 4, 0], tf.uint64)
+    numbers = draw(shape=[size + first % 4], **options)
+    return tf.reshape(numbers[first % 4 :], shape)
+
+
+def synchronize_batch_normalization():
+    """Have each BatchNormalization use the statistics of the global batch.
+
+    Keras's default is a replica's own batch, also in keras.applications. Then each replica has
+    other moving averages, and a checkpoint contains only the first replica's.
+    """
+    for each in tf.nest.flatten(model):
+        for layer in each._flatten_layers():  # Keras has no public way to list nested layers
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.synchronized = config.replicas > 1
+
+
 
 
 def run_path(*parts):
@@ -1002,16 +1044,15 @@ def write_run_files():
 def export_model(datasets):
     """Export the tested model to the run directory."""
     if config.worker_index == 0:
-        export(run_path("export"), datasets["test"])
+        export(run_path("export"), datasets["test"][0])
     print_status(f"written to {config.run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
     barrier()  # a worker that ends while others run would be reported as lost
 
 
-def export(folder, split):
-    """Write a SavedModel that maps the first component of `fetch` to predictions, and .keras files.
+def export(folder, examples):
+    """Write a SavedModel that serves `create_serving_function`, and a .keras file of each model.
 
-    With several models, the SavedModel contains the first one. The exported models are copies
-    made without a strategy, which can be loaded anywhere.
+    The exported models are copies made without a strategy, which can be loaded anywhere.
     """
     weights = [variable.numpy() for variable in list_variables(model)]
     keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
@@ -1020,9 +1061,11 @@ def export(folder, split):
         for variable, weight in zip(list_variables(copies), weights, strict=True):
             variable.assign(weight)
     copies = tf.nest.flatten(copies)
+    example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
-    archive.track(copies[0])
-    archive.add_endpoint("serve", create_serving_function(copies[0], split))
+    for each in copies:
+        archive.track(each)
+    archive.add_endpoint("serve", create_serving_function(copies, example))
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
     archive.write_out(part, verbose=False)
@@ -1031,33 +1074,18 @@ def export(folder, split):
     part.rename(folder)
 
 
-def create_serving_function(served_model, split):
-    """Return a function from the first component of `fetch` to the model's predictions."""
-    examples, _ = split
-    example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
-    is_tuple = isinstance(specs, tuple)
-
-    @tf.function(input_signature=[specs[0] if is_tuple else specs])
-    def serve(inputs):
-        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
-        zeros = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), specs)
-        batch = (inputs, *zeros[1:]) if is_tuple else inputs  # `preprocess` expects labels too
-        features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
-        return served_model(features, training=False)
-
-    return serve
-
-
 def create_training_state(datasets, checkpoint):
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size
+    keras.utils.clear_session()  # layer names are numbered from 1
     keras.utils.set_random_seed(config.seed)
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
+    synchronize_batch_normalization()
+    share_random_numbers()
     with strategy.scope():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # In a traced step it would be too late to create variables (keras#23085).
@@ -1071,12 +1099,11 @@ def end_of_next_loop(step):
     The loops of an epoch have nearly equal lengths, up to the smaller of --steps-per-loop and
     --checkpoint-every-steps.
     """
-    longest = min(config.steps_per_loop, config.checkpoint_every_steps)
-    loops_per_epoch = math.ceil(config.steps_per_epoch / longest)
-    step_in_epoch = step % config.steps_per_epoch
-    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops_per_epoch / config.steps_per_epoch)
-    end_in_epoch = loop_in_epoch * config.steps_per_epoch // loops_per_epoch
-    return step - step_in_epoch + end_in_epoch
+    steps = config.steps_per_epoch
+    loops = math.ceil(steps / min(config.steps_per_loop, config.checkpoint_every_steps))
+    step_in_epoch = step % steps
+    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops / steps)
+    return step - step_in_epoch + loop_in_epoch * steps // loops
 
 
 def is_end_of_epoch():
@@ -1143,8 +1170,8 @@ def print_epoch(validated, trained, is_best):
     mark = "*" if is_best else " "
     line = f"epoch {epoch:3}/{config.epochs} {mark}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
-    is_too_long = sys.stdout.isatty() and len(longer) >= shutil.get_terminal_size().columns
-    print_status(longer if trained and not is_too_long else line)
+    has_room = len(longer) < shutil.get_terminal_size().columns or not sys.stdout.isatty()
+    print_status(longer if trained and has_room else line)
 
 
 def test_best_checkpoint(test_set):
@@ -1156,15 +1183,10 @@ def test_best_checkpoint(test_set):
 
 def test_checkpoint(checkpoint, test_set):
     """Restore the best checkpoint and test it."""
-    restore("best")
+    restore("best", checkpoint)
     tested = test(*test_set)
     print_status(f"test {format_metrics(tested)}  of {checkpoint}")
     return tested
-
-
-def evaluate(checkpoint, validation_set, test_set):
-    """Test the best checkpoint, without writing to the run directory."""
-    test_checkpoint(checkpoint, test_set)
 
 
 def report_error(error):
@@ -1172,11 +1194,9 @@ def report_error(error):
     failures = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
     if isinstance(error, failures):
         error = RunInterrupted("a worker failed; start all workers again")
-    if "gRPC server" in str(error):
-        error = WrongInput(f"TF_CONFIG: {error}; use a free port")
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
-        error = WrongInput(f"--run-dir: {error}; use another folder")
+        error = WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder")
     if not hasattr(error, "exit_code"):
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
@@ -1210,7 +1230,7 @@ def main(argv=None):
     validation_set = create_input(*datasets["validation"], training=False)
     test_set = create_input(*datasets["test"], training=False)
     if config.mode != "train":
-        evaluate(checkpoint, validation_set, test_set)
+        test_checkpoint(checkpoint, test_set)
         return
     restore_run(checkpoint)
     initialize_run_dir()

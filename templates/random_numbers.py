@@ -1,0 +1,38 @@
+def share_random_numbers():
+    """Have each replica draw its part of the random numbers that one device draws for a batch.
+
+    All replicas have the same seeds. TensorFlow's generator, Philox, computes four numbers from a
+    seed and a counter, so a replica skips the counters of the others. The public functions, such
+    as tf.random.stateless_uniform, take no counter; they and Keras call these private ones.
+    """
+    from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
+
+    for kind in ("uniform", "uniform_int", "normal"):
+        name = f"stateless_random_{kind}_v2"
+        draw = getattr(tf.raw_ops, name.title().replace("_", ""))
+        setattr(operations, name, functools.partial(draw_part, draw))
+
+
+def draw_part(draw, shape, **options):
+    """Draw this replica's part of random numbers, a tensor of a shape.
+
+    If the first dimension is no multiple of the replica's batch, as for a number that all examples
+    share, all replicas draw the same.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or shape.shape[0] == 0:
+        return draw(shape=shape, **options)
+    # {% if cookiecutter.__size == "complete" %}
+    index, parts = state.micro_batch
+    part = context.replica_id_in_sync_group * parts + index
+    batch_size = config.global_batch_size // (config.replicas * parts)
+    # {% else %}
+    part = context.replica_id_in_sync_group
+    batch_size = config.global_batch_size // config.replicas
+    # {% endif %}
+    part = tf.where(shape[0] % batch_size == 0, part, 0)
+    size = tf.reduce_prod(tf.cast(shape, tf.int64))
+    first = tf.cast(part, tf.int64) * size
+    options["counter"] += tf.cast([first // 4, 0], tf.uint64)
+    numbers = draw(shape=[size + first % 4], **options)
+    return tf.reshape(numbers[first % 4 :], shape)
