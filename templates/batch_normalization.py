@@ -1,18 +1,3 @@
-def synchronize_batch_normalization():
-    """Have each BatchNormalization use the statistics of the global batch.
-
-    Keras's default is a replica's own batch, also in keras.applications. Then each replica has
-    other moving averages, and a checkpoint contains only the first replica's.
-    """
-    for each in tf.nest.flatten(model):
-        for layer in each._flatten_layers():  # Keras has no public way to list nested layers
-            if isinstance(layer, keras.layers.BatchNormalization):
-                # {% if cookiecutter.__size == "complete" %}
-                check_batch_normalization(layer)
-                # {% endif %}
-                layer.synchronized = config.replicas > 1
-
-
 # {% if cookiecutter.__size == "complete" %}
 def check_batch_normalization(layer):
     """Raise WrongInput for flags with which a layer would not see the whole batch."""
@@ -29,3 +14,16 @@ def check_batch_normalization(layer):
 
 
 # {% endif %}
+def synchronize_batch_normalization():
+    """Have each BatchNormalization use the statistics of the global batch.
+
+    Keras's default is a replica's own batch, also in keras.applications. Then each replica has
+    other moving averages, and a checkpoint contains only the first replica's.
+    """
+    for each in tf.nest.flatten(model):
+        for layer in each._flatten_layers():  # Keras has no public way to list nested layers
+            if isinstance(layer, keras.layers.BatchNormalization):
+                # {% if cookiecutter.__size == "complete" %}
+                check_batch_normalization(layer)
+                # {% endif %}
+                layer.synchronized = config.replicas > 1

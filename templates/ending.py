@@ -8,6 +8,8 @@ def report_error(error):
     failures = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
     if isinstance(error, failures):
         error = RunInterrupted("a worker failed; start all workers again")
+    if "gRPC server" in str(error):
+        error = WrongInput(f"TF_CONFIG: {error}; use a free port")
     # {% endif %}
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):

@@ -63,9 +63,7 @@ class Config:
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     # {% if is_synchronous %}
     strategy: str = flag(
-        "auto",
-        "distribution strategy",
-        choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"],
+        "auto", "distribution", choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"]
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     # {% endif %}
@@ -74,9 +72,7 @@ class Config:
     seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
     # {% if is_synchronous %}
     deterministic: bool = flag(
-        False,
-        "bit-identical results on GPUs too, at lower speed",
-        action=argparse.BooleanOptionalAction,
+        False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
     # {% endif %}
     # {% if is_complete %}

@@ -37,10 +37,10 @@ def main(argv=None):
     # 5. Train.
     # {% if cookiecutter.__size == "complete" %}
     first_step = state.step + state.skipped
-    # {% else %}
-    first_step = state.step
-    # {% endif %}
     train_set = create_input(*datasets["train"], training=True, first_step=first_step)
+    # {% else %}
+    train_set = create_input(*datasets["train"], training=True, first_step=state.step)
+    # {% endif %}
     train_epochs(train_set, validation_set)
 
     # 6. Test the best checkpoint.

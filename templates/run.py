@@ -11,10 +11,9 @@ def run(argv=None):
     try:
         main(argv)
     except Exception as error:
-        code = report_error(error)
         if config.workers > 1:
             time.sleep(1)  # other workers may still need this one for the last sum
-        exit_process(code)
+        exit_process(report_error(error))
     # {% else %}
     error = None
     try:

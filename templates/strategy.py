@@ -24,8 +24,9 @@ def choose_strategy():
     allowed = list_strategies()
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
-        fix = " or ".join(allowed)
-        raise WrongInput(f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {fix}")
+        raise WrongInput(
+            f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {' or '.join(allowed)}"
+        )
     return name
 
 
@@ -72,9 +73,9 @@ def create_local_strategy(name):
     """Return a strategy for the devices of this machine."""
     if config.replicas:
         tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
         parts = [tf.config.LogicalDeviceConfiguration()] * config.replicas
-        cpus = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(cpus[0], parts)
+        tf.config.set_logical_device_configuration(cpu, parts)
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])

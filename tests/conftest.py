@@ -63,6 +63,7 @@ FILES_IN_ORDER = [
     "test_run_outputs",
     "test_data_order",
     "test_evaluation",
+    "test_random_numbers",
     "test_replicas",
     "test_numerics",
     "test_checkpoints",

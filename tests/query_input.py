@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from tf_queries import begin, create_model, load_script, local_values
+from tf_queries import begin, create_model, load_script
 
 # --------------------------------------------------------------------------------------------------
 # Batches
@@ -397,16 +397,3 @@ def log_delayed_loop(path):
 
     script.run_steps = run_steps
     return script.train(None, 7)
-
-
-def read_random_states(path, replicas):
-    """Return the random state of each replica, for each layer of each model that has one."""
-    script = begin(path, "--replicas", replicas)
-    create_model(script)
-    script.seed_replicas()
-    states = []
-    for model in tf.nest.flatten(script.model):
-        for variable in model.variables:
-            if variable.path.endswith("seed_generator_state"):
-                states.append(local_values(script, variable))
-    return states

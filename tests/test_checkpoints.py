@@ -177,7 +177,7 @@ def test_essential_script_skips_a_checkpoint_that_a_kill_cut_short(
         index = tmp_path / "run" / "checkpoints" / kind / "ckpt-38.index"
         cut(index)
         index.with_name("ckpt-30_temp").mkdir()
-    assert "resumed at step 19 " in train(script, "--epochs", "3")
+    assert "resumed at step 19\n" in train(script, "--epochs", "3")
     assert_same_run(tmp_path / "run", train_once("--epochs", "3"))
 
 

@@ -443,21 +443,25 @@ def is_finite(line):
 
 def test_run_stops_before_it_saves_a_non_finite_loss(complete_script, tmp_path):
     script = write_variant(complete_script, tmp_path)
-    flags = ("--learning-rate", "1e30", "--checkpoint-every-steps", "1")
+    flags = ("--learning-rate", "2e9", "--checkpoint-every-steps", "1")
     outcome = run_script(script, *flags)
-    assert_fails(outcome, 1, "not finite", "between steps", "--learning-rate", "1e+30")
+    assert_fails(outcome, 1, "not finite", "between steps", "--learning-rate", "2e+09")
     run_dir = tmp_path / "run"
     assert all(is_finite(line) for line in read_numbers(run_dir))
     assert list_checkpoints(run_dir) in ([], [1])
     assert list_checkpoints(run_dir, "best") == []
 
 
+NON_FINITE_VALIDATION = """
+@wraps_original
+def evaluation_step(original, batch, metrics):
+    return original(batch, metrics) * [math.inf, 1.0]
+"""
+
+
 def test_run_stops_before_it_saves_a_non_finite_validation_loss(complete_script, tmp_path):
-    # An epoch has one step: its loss is that of the weights before it, and the end of the epoch
-    # would save the weights after it.
-    script = write_variant(complete_script, tmp_path)
-    flags = (*SHORT, "--learning-rate", "1e30", "--global-batch-size", "1257")
-    outcome = run_script(script, *flags)
+    script = write_variant(complete_script, tmp_path, NON_FINITE_VALIDATION)
+    outcome = run_script(script, *SHORT, "--global-batch-size", "1257")  # a step per epoch
     assert_fails(outcome, 1, "not finite", "validation", "step 1")
     assert list(tmp_path.rglob("ckpt-*")) == []
     assert not (tmp_path / "run" / "export").exists()
@@ -466,8 +470,8 @@ def test_run_stops_before_it_saves_a_non_finite_validation_loss(complete_script,
 
 def test_essential_script_stops_at_a_non_finite_loss(essential_script, tmp_path):
     script = write_variant(essential_script, tmp_path)
-    outcome = run_script(script, "--learning-rate", "1e30")
-    assert_fails(outcome, 1, "not finite at step 19", "--learning-rate", "1e+30")
+    outcome = run_script(script, "--learning-rate", "2e9")
+    assert_fails(outcome, 1, "not finite at step 19", "--learning-rate", "2e+09")
 
 
 # --------------------------------------------------------------------------------------------------

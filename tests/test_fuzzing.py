@@ -488,13 +488,13 @@ def try_line(script, folder, line, **variables):
     return outcome.code, f"{', '.join(wrongs)}: {variables} {line}\n{ends}"
 
 
-def assert_all_right(ends):
+def assert_all_right(ends, are_some_rejected=True):
     """Assert that nothing is wrong, and that some commands were rejected."""
     codes = [code for code, _ in ends]
     print({code: codes.count(code) for code in set(codes)})
     wrongs = [wrong for _, wrong in ends if wrong]
     assert not wrongs, f"FAULTS_SEED={SEED}\n" + "\n".join(wrongs)
-    assert 2 in codes
+    assert 2 in codes or not are_some_rejected
 
 
 def furnish(folder):
@@ -801,7 +801,7 @@ def test_damaged_runs_end_as_designed(
             line += ["--init-checkpoint", "run", "--run-dir", "other"]
         code, wrong = try_line(small_scripts[size], folder, line)
         ends.append((code, wrong and f"{size}, {done}: {wrong}"))
-    assert_all_right(ends)
+    assert_all_right(ends, are_some_rejected=count > 6)
 
 
 # --------------------------------------------------------------------------------------------------

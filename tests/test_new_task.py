@@ -31,7 +31,7 @@ warmup_steps: int = flag(
 """
 
 HOOKS = """\
-def create_datasets() -> list[tf.data.Dataset]:
+def create_datasets():
     # {% include "docstrings/create_datasets.txt" %}
     # TODO(you): your data. Here: 480 signals, [32] float32, of three shapes with noise.
     draw = np.random.default_rng(0)
@@ -44,22 +44,22 @@ def create_datasets() -> list[tf.data.Dataset]:
     return [tf.data.Dataset.from_tensor_slices((signals[i], labels[i])) for i in splits]
 
 
-def adapt(train: tf.data.Dataset) -> dict:
+def adapt(train):
     # {% include "docstrings/adapt.txt" %}
     return {}
 
 
-def fetch(batch: tuple) -> tuple:
+def fetch(batch):
     # {% include "docstrings/fetch.txt" %}
     return batch
 
 
-def preprocess(batch: tuple, seeds: tf.Tensor, training: bool) -> tuple:
+def preprocess(batch, seeds, training):
     # {% include "docstrings/preprocess.txt" %}
     return batch
 
 
-def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
+def create_model_and_optimizer(strategy):
     # {% include "docstrings/create_model_and_optimizer.txt" %}
     with strategy.scope():
         model = keras.Sequential(
@@ -73,13 +73,13 @@ def create_model_and_optimizer(strategy: tf.distribute.Strategy) -> tuple:
     return model, optimizer
 
 
-def create_loss_objects(strategy: tf.distribute.Strategy) -> keras.losses.Loss:
+def create_loss_objects(strategy):
     # {% include "docstrings/create_loss_objects.txt" %}
     with strategy.scope():
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-def create_metrics(strategy: tf.distribute.Strategy) -> tuple[list[keras.metrics.Metric], ...]:
+def create_metrics(strategy):
     # {% include "docstrings/create_metrics.txt" %}
     with strategy.scope():
         return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))

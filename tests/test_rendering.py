@@ -30,7 +30,7 @@ from rendering import (
     read_files,
     run,
 )
-from variants import find_definition, insert_statement, list_hooks
+from variants import find_definition, list_hooks
 
 # A comment block with the metadata of a script, by the regular expression of PEP 723.
 SCRIPT_METADATA = re.compile(
@@ -152,13 +152,13 @@ def test_types_are_clean(task, size, render, tmp_path, tmp_path_factory):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(cache)]
     finished = run(*command, cwd=project)
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    # A wrong type in a hook is found.
+    # A wrong type of a global is found.
     script = project / "train.py"
-    text = insert_statement(script.read_text(encoding="utf-8"), "fetch", "return [batch]")
+    text = script.read_text(encoding="utf-8") + '\nGLOBAL_BATCH_SIZE = "64"\n'
     script.write_text(text, encoding="utf-8")
     finished = run(*command, cwd=project)
     assert (finished.returncode, finished.stdout.count("error:")) == (1, 1), finished.stdout
-    assert 'expected "tuple' in finished.stdout
+    assert 'variable has type "int"' in finished.stdout
 
 
 RESIDUES = ["{{", "# {%", "# {#", *(f"cookiecutter.{name}" for name in CONTEXT)]

@@ -37,8 +37,10 @@ from running import (
 from variants import (
     NO_DROPOUT,
     SMALL_IMAGES,
+    insert_layer,
     kill_after_log,
     reformat_definition,
+    replace_image_model,
     write_copies,
     write_edited,
     write_variant,
@@ -96,6 +98,51 @@ def kill_after_last_save(script, run_dir, flags):
     kill(process)
     assert all(line["split"] != "test" for line in read_numbers(run_dir))
     assert not (run_dir / "export").exists()
+
+
+# A layer that draws in evaluation too, as the sampling layer of a variational autoencoder.
+DRAWS_IN_EVALUATION = """
+@keras.saving.register_keras_serializable()
+class Sampling(keras.layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, inputs):
+        return inputs + keras.random.normal(keras.ops.shape(inputs), seed=self.seeds)
+
+""" + insert_layer("Sampling()", after="Flatten")
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+def test_model_that_draws_in_evaluation_resumes_bit_identical(size, scripts, tmp_path):
+    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
+    code = (SMALL_IMAGES, DRAWS_IN_EVALUATION)
+    train(write_copies(scripts[size], [undisturbed], *code)[0], "--epochs", "3")
+    [killed] = write_copies(scripts[size], [disturbed], *code, kill_after_log(4, "validation"))
+    assert run_script(killed, "--epochs", "3").code == -signal.SIGKILL
+    [script] = write_copies(scripts[size], [disturbed], *code)
+    assert "resumed at step 4" in train(script, "--epochs", "3")
+    assert_same_run(disturbed / "run", undisturbed / "run")
+
+
+def name_layers(first, second):
+    """Return code of a model with two layers of one shape."""
+    return replace_image_model(
+        "keras.layers.Flatten()",
+        f"keras.layers.Dense(64, name={first!r})",
+        f"keras.layers.Dense(64, name={second!r})",
+        "keras.layers.Dense(10)",
+    )
+
+
+def test_essential_script_rejects_renamed_layers(essential_script, tmp_path):
+    code = (SMALL_IMAGES, name_layers("one", "two"))
+    train(write_variant(essential_script, tmp_path, *code), "--epochs", "1")
+    code = (SMALL_IMAGES, name_layers("two", "three"))
+    script = write_variant(essential_script, tmp_path, *code)
+    outcome = run_script(script, "--epochs", "2")
+    assert_fails(outcome, 2, "it has sequential/one/kernel", "sequential/two/kernel", "--run-dir")
 
 
 FLAGS_TOGETHER = {

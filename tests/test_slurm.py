@@ -229,7 +229,7 @@ def test_cancelled_job_saves_and_is_not_requeued(size, create_project, start_job
 
 FAILURES = {
     "input": (("--epochs", "x"), "2:0", "--epochs"),
-    "run": (("--learning-rate", "1e30"), "1:0", "not finite"),
+    "run": (("--learning-rate", "2e9"), "1:0", "not finite"),
     "script": ((), "1:0", "No such file"),
 }
 

@@ -226,18 +226,6 @@ def test_export_of_a_gan_has_the_ema_of_both_models(train_once):
     assert_exports_agree(run_dir)
 
 
-@pytest.mark.long
-def test_each_replica_has_its_own_random_state_in_both_models(complete_script, tmp_path):
-    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, GAN)
-    states = query("input.read_random_states", script, 2)
-    assert len(states) == 2
-    for first, second in states:
-        assert first != second
-
-
-STILL_GAN = GAN.replace("Dropout(0.5)", "Dropout(0.0)").replace("Dropout(0.3)", "Dropout(0.0)")
-
-
 @pytest.mark.parametrize(
     ("flags", "tolerance"),
     [
@@ -247,7 +235,7 @@ STILL_GAN = GAN.replace("Dropout(0.5)", "Dropout(0.0)").replace("Dropout(0.3)", 
     ],
 )
 def test_gan_has_the_same_losses_with_each_flag(flags, tolerance, train_once):
-    code = (SMALL_IMAGES, STILL_GAN)
+    code = (SMALL_IMAGES, GAN)
     plain = read_numbers(train_once(*FLAGS, code=code))
     lines = read_numbers(train_once(*FLAGS, *flags.split(), code=code))
     for line, other in zip(lines, plain, strict=True):
@@ -258,7 +246,7 @@ def test_gan_has_the_same_losses_with_each_flag(flags, tolerance, train_once):
 @pytest.mark.long
 def test_both_losses_of_a_gan_are_scaled(train_once):
     flags = (*FLAGS, "--precision", "mixed_float16", "--replicas", "2")
-    run_dir = train_once(*flags, code=(SMALL_IMAGES, STILL_GAN))
+    run_dir = train_once(*flags, code=(SMALL_IMAGES, GAN))
     variables = query("runs.read_contents", run_dir)["last"]["optimizer"]
     assert variables.count(2.0**15) == 2  # the initial scale
 

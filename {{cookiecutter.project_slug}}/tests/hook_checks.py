@@ -8,6 +8,7 @@ import functools
 import inspect
 import json
 import math
+import re
 import traceback
 
 from hook_names import HOOKS, STEPS, find_hook
@@ -73,7 +74,9 @@ def join(texts):
 
 def shorten(error):
     """Return the first lines of an exception's message. TensorFlow's may have pages."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    values = r"<tf\.Tensor.*?>|tf\.Tensor\(.*?\)|\[\[.*\]\]"
+    text = re.sub(values, "a tensor", str(error), flags=re.DOTALL)
+    lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and "traceback" not in line]
     return " ".join(lines[:3])[:500]
 
@@ -286,6 +289,13 @@ def check_sizes(splits):
 
 def check_element_specs(splits):
     first = splits[0].element_spec
+    for spec in tf.nest.flatten(first):
+        if isinstance(spec, tf.RaggedTensorSpec) or None in spec.shape:
+            yield (
+                f"examples have no common shape, {spec}; pad them, or return places, such as file "
+                "names, and read and pad in `fetch`"
+            )
+            return
     for split, name in zip(splits, SPLITS, strict=True):
         if split.element_spec != first:
             yield (
@@ -471,7 +481,6 @@ def check_model():
     if not all(model.built for model in models):
         yield "returns a model that isn't built; add keras.Input, or call build() or the model"
         return
-    yield from check_batch_normalization(models)
     yield from check_scope("the model", models)
     yield from check_scope("the optimizer", optimizers)
     yield from check_predictions()
@@ -492,15 +501,6 @@ def find_batch_normalization(models):
     return [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
 
 
-def check_batch_normalization(models):
-    for layer in find_batch_normalization(models):
-        if layer.trainable and not layer.synchronized:
-            yield (
-                f"the BatchNormalization {layer.name!r} is not synchronized, so each replica uses "
-                "the statistics of its own examples; set synchronized=True"
-            )
-
-
 def check_scope(subject, owners):
     paths = find_unmirrored([variable for owner in owners for variable in owner.variables])
     if paths:
@@ -518,7 +518,7 @@ def check_predictions():
     shapes = [str(prediction.shape) for prediction in predictions]
     if any(prediction.shape[:1] != (4,) for prediction in predictions):
         yield f"the model predicts shape {join(shapes)} for 4 examples; return [4, …]"
-    elif depends_on_batch(features, training=False):
+    elif not draws_in_evaluation(features) and depends_on_batch(features, training=False):
         yield (
             "the prediction for an example depends on the other examples of the batch in "
             "evaluation, so results depend on the batch size; use statistics of training there"
@@ -537,6 +537,12 @@ def depends_on_batch(features, training):
     halves = [train.model(half, training=training) for half in cut_batch(features, 2)]
     joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *halves)
     return not is_close(predictions, joined)
+
+
+def draws_in_evaluation(features):
+    """Return whether two calls in evaluation differ, as with the sampling layer of a VAE."""
+    predictions = [train.model(features, training=False) for _ in range(2)]
+    return not is_close(*predictions)
 
 
 def has_hidden_randomness(features):
@@ -571,12 +577,29 @@ def list_losses(labels, predictions):
     """
     losses = train.loss_object
     if callable(losses):
-        return [] if labels is None else [("the loss", losses, labels, predictions)]
+        are_tensors = tf.is_tensor(labels) and tf.is_tensor(predictions)
+        return [("the loss", losses, labels, predictions)] if are_tensors else []
     for structure in (labels, predictions):
         if not isinstance(structure, type(losses)) or len(structure) != len(losses):
             return []
     keys = losses.keys() if isinstance(losses, dict) else range(len(losses))
     return [(f"the loss {key!r}", losses[key], labels[key], predictions[key]) for key in keys]
+
+
+@contextlib.contextmanager
+def record_gathering():
+    """Yield a list that is not empty if a loss gathers the global batch (all_gather).
+
+    Such a loss may depend on other examples: it is the same on any number of replicas.
+    """
+    calls = []
+
+    def gather(self, value, axis, options=None):
+        calls.append(value)
+        return value
+
+    with replace(tf.distribute.ReplicaContext, "all_gather", gather):
+        yield calls
 
 
 def returns_one_value_per_example(labels, predictions):
@@ -599,10 +622,11 @@ def check_loss(subject, loss, labels, predictions, are_means_taken=False):
 
     It may return losses of parts, such as pixels, if means of them are taken later.
     """
-    losses = loss(labels, predictions)
+    with record_gathering() as gathered:
+        losses = loss(labels, predictions)
     hint = describe_shapes(labels, predictions)
-    axes = find_part_axes(losses, labels)
-    if axes and are_means_taken:
+    axes = find_part_axes(losses, labels, are_means_taken)
+    if gathered or (axes and are_means_taken):
         return
     if axes:
         hint += f"; take the mean in compute_losses: tf.reduce_mean(losses, axis={axes})"
@@ -632,11 +656,15 @@ def describe_shapes(labels, predictions):
     return text
 
 
-def find_part_axes(losses, labels):
-    """Return the axes of losses that are parts of an example, such as the rows of an image."""
+def find_part_axes(losses, labels, are_means_taken):
+    """Return the axes of losses that are parts of an example, such as the rows of an image.
+
+    If no means of [batch, n] losses are taken, they are more likely a mistake than n parts.
+    """
     rank = len(losses.shape)
+    least_rank = 2 if are_means_taken else 3
     for tensor in flatten_tensors(labels):
-        has_parts = len(tensor.shape) > 2 and rank > 1
+        has_parts = len(tensor.shape) >= least_rank and rank > 1
         if has_parts and tensor.shape[:rank] == losses.shape:
             return list(range(1, rank))
     return []
@@ -655,7 +683,7 @@ def check_replica_losses():
     if not has_one_model():
         return
     predictions = train.model(features, training=False)
-    with without_regularization():
+    with without_regularization(), record_gathering() as gathered:
         whole = train.compute_loss(labels, predictions, weight)
         if whole.shape != []:
             yield f"returns shape {tuple(whole.shape)}; return one number, ()"
@@ -663,7 +691,7 @@ def check_replica_losses():
         halves = [cut_batch(part, 2) for part in (labels, predictions, weight)]
         total = float(sum(map(train.compute_loss, *halves)))
     whole = float(whole)
-    if is_close(whole, total):
+    if gathered or is_close(whole, total):
         return
     numbers = f"the losses of two replicas add up to {total:.6g}, the loss of one is {whole:.6g}"
     if is_close(2 * whole, total):
@@ -710,7 +738,9 @@ def check_names(lists):
 
 
 def check_updates():
-    batch = create_training_state()
+    create_training_state()
+    fetched = next(iter(read_fetched(1)))
+    batch = unpack(train.preprocess(fetched, tf.zeros([4, 2], tf.int32), training=False), 4)
     metrics = train.validation_metrics
     counts = [len(metric.variables) for metric in metrics]
     train.validation_step(batch)
@@ -739,7 +769,7 @@ def check_gradients():
         """Return None, not zeros, for variables without a path to the loss."""
         return compute(*args, **kwargs)
 
-    with replace(tf.GradientTape, "gradient", compute_or_none), without_regularization():
+    with replace(tf.GradientTape, "gradient", compute_or_none):
         _, gradients = train.compute_gradients(batch)
     gradients = tf.nest.flatten(gradients)
     models = tf.nest.flatten(train.model)
@@ -805,17 +835,11 @@ def may_repeat(indices):
 def check_suspects():
     """Yield sentences about what may make results differ between replicas."""
     features, _, _ = create_training_state()
-    for layer in find_layers(train.model):
-        if is_random(layer) and not has_training_argument(layer):
-            yield (
-                f"create_model_and_optimizer: layer {layer.name!r} draws random numbers in "
-                "evaluation too, different ones on each replica; draw only if `training`"
-            )
     if not has_one_model():
         return
     if find_batch_normalization(train.model):
         yield from check_idle_biases(features)
-    elif depends_on_batch(features, training=True):
+    elif not draws_in_evaluation(features) and depends_on_batch(features, training=True):
         yield (
             "create_model_and_optimizer: the prediction for an example depends on the other "
             "examples of the batch in training; look for statistics of a replica's own examples"

@@ -12,6 +12,7 @@ HOOKS = (
     "create_metrics",
     "compute_losses",
     "compute_loss",
+    "create_serving_function",
     "train_step",
 )
 STEPS = ("update_metrics", "compute_gradients", "evaluation_step")  # checked with train_step

@@ -33,8 +33,10 @@ REPLICAS = ("--replicas", 2)
 # {% if cookiecutter.distribution == "synchronous" %}
 REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - compute_loss, create_loss_objects: a mean or a statistic of a replica's own examples
-- create_model_and_optimizer: a layer that uses other examples of the batch, or draws random
-  numbers in evaluation too; a variable created outside strategy.scope()
+- create_model_and_optimizer: a layer that uses other examples of the batch; a variable created
+  outside strategy.scope(); random numbers that replicas can't share: keras.random.categorical,
+  binomial, gamma, beta, truncated_normal, shuffle, or those of a tensor whose first dimension is
+  not the batch
 - create_metrics: a metric that is not a sum or a mean over examples, or outside strategy.scope()
 - create_datasets, fetch, preprocess: random numbers that don't come from `seeds`"""
 # {% endif %}
@@ -64,7 +66,7 @@ JOBS = (
     # {% if cookiecutter.distribution == "parameter_server" %}
     "cluster_run",
     # {% else %}
-    "runs_without_randomness",
+    "runs_on_replicas",
     "two_workers_run",
     # {% endif %}
     "evaluation",
@@ -111,14 +113,13 @@ def cluster_run(tmp_path_factory):
 
 # {% else %}
 @pytest.fixture(scope="session")
-def runs_without_randomness(tmp_path_factory):
-    """The runs on 1, 2 and 4 replicas, with disabled random layers, as Futures."""
+def runs_on_replicas(undisturbed_run, tmp_path_factory):
+    """The runs on 1, 2 and 4 replicas, as Futures."""
     folder = tmp_path_factory.mktemp("replicas")
-    function = "train_without_randomness"
-    runs = {}
-    for replicas in (1, 2, 4):
+    runs = {2: undisturbed_run}
+    for replicas in (1, 4):
         flags = ("--replicas", replicas)
-        runs[replicas] = POOL.submit(run_train, function, folder / str(replicas), *flags)
+        runs[replicas] = POOL.submit(run_train, "train_only", folder / str(replicas), *flags)
     return runs
 
 
@@ -155,9 +156,9 @@ def test_hook_keeps_its_contract(hook, hook_report):
 
 # {% if cookiecutter.distribution == "synchronous" %}
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_results_do_not_depend_on_the_replicas(replicas, runs_without_randomness, request):
-    expected = runs_without_randomness[1].result()
-    run_dir = runs_without_randomness[replicas].result()
+def test_results_do_not_depend_on_the_replicas(replicas, runs_on_replicas, request):
+    expected = runs_on_replicas[1].result()
+    run_dir = runs_on_replicas[replicas].result()
     differences = compare_logs(run_dir, expected, is_close)
     if differences:
         causes = find_causes(request, "suspects")
@@ -166,7 +167,7 @@ def test_results_do_not_depend_on_the_replicas(replicas, runs_without_randomness
         if len(causes) < 2:
             causes.append(REPLICA_CAUSES)
         fail(
-            f"Results on {replicas} replicas differ from those on 1, without random layers: "
+            f"Results on {replicas} replicas differ from those on 1: "
             f"{describe_difference(*differences[0])}.",
             *causes,
         )
@@ -392,14 +393,25 @@ def run_train(function, run_dir, *flags):
 
 
 def kill_and_resume(run_dir):
-    """Kill a run after its first checkpoint and start it again. Return the run directory."""
-    process = start("train_only", "--run-dir", run_dir, *REPLICAS)
-    wait([process], (run_dir / "checkpoints/last/checkpoint").exists)
-    process.kill()
-    if process.wait() >= 0:
-        finish(process)
-        pytest.skip("the run ended before it could be killed")
+    """Kill a run after its first checkpoint, and after its first validation. Resume it each time.
+
+    Return the run directory.
+    """
+    is_saved = (run_dir / "checkpoints/last/checkpoint").exists
+    for is_due in (is_saved, lambda: is_validated(run_dir)):
+        process = start("train_only", "--run-dir", run_dir, *REPLICAS)
+        wait([process], is_due)
+        process.kill()
+        if process.wait() >= 0:
+            finish(process)
+            pytest.skip("the run ended before it could be killed")
     return run_train("train_only", run_dir, *REPLICAS)
+
+
+def is_validated(run_dir):
+    """Return whether the log has a line of a validation."""
+    log = run_dir / "metrics.jsonl"
+    return log.exists() and '"validation"' in log.read_text(encoding="utf-8")
 
 
 def run_cluster(tasks, run_dir):

@@ -40,21 +40,6 @@ def train_only(*flags):
     train_and_export(*flags)
 
 
-# {% if cookiecutter.distribution == "synchronous" %}
-def train_without_randomness(*flags):
-    """Run `train_only` with disabled random layers: their numbers differ between replicas."""
-    create = train.create_model_and_optimizer
-
-    def create_without_randomness(strategy):
-        model, optimizer = create(strategy)
-        hook_checks.disable_randomness(model)
-        return model, optimizer
-
-    train.create_model_and_optimizer = create_without_randomness
-    train_only(*flags)
-
-
-# {% endif %}
 def choose_batch_size():
     """Return a global batch size near the default that 4 replicas can share."""
     return max(4, train.Config().global_batch_size // 4 * 4)
@@ -178,42 +163,67 @@ def evaluate(run_dir):
 
 def check_exports(run_dir):
     """Return what is wrong with a run's exports."""
-    restore_best(run_dir)
-    batches = [(inputs, batch[0]) for inputs, batch in read_test_split(choose_batch_size())]
+    checks = {
+        "the SavedModel": compare_saved_model,
+        "model.keras": compare_keras_file,
+    }
     problems = []
-    for name, load in (("the SavedModel", load_saved_model), ("model.keras", load_keras_file)):
-        problem = check_export(load, Path(run_dir, "export"), batches)
+    for name, compare in checks.items():
+        restore_best(run_dir)  # again: calls may have changed the seeds of random layers
+        problem = check_export(compare, Path(run_dir, "export"))
         if problem:
             problems.append(f"create_model_and_optimizer: {name} in export/ {problem}")
     return problems
 
 
-def load_saved_model(folder):
-    """Return a function that predicts with the SavedModel."""
+def compare_saved_model(folder):
+    """Compare the function of the SavedModel with that of the hook and the best checkpoint."""
     loaded = tf.saved_model.load(str(folder))
+    models = tf.nest.flatten(train.model)
+    _, _, split = train.create_datasets()
+    example = next(iter(fetch_batches(split.batch(1))))
+    serve = train.create_serving_function(models, example)
+    if takes_first_component(serve, example):
+        batches = [(inputs,) for inputs, _ in read_test_split(choose_batch_size())]
+    else:
+        batches = [tf.nest.map_structure(create_input, serve.input_signature)]
+    for arguments in batches:
+        compare_predictions(loaded.serve(*arguments), serve(*arguments))
 
-    def predict(inputs, features):
-        return loaded.serve(inputs)
 
-    return predict
+def takes_first_component(serve, example):
+    """Return whether a function takes what `fetch` returns first, as the default hook does."""
+    inputs = example[0] if isinstance(example, tuple) else example
+    specs = serve.input_signature
+    if len(specs) != 1:
+        return False
+    try:
+        tf.nest.assert_same_structure(specs[0], inputs)
+    except (TypeError, ValueError):
+        return False
+    pairs = zip(tf.nest.flatten(specs[0]), tf.nest.flatten(inputs), strict=True)
+    return all(spec.is_compatible_with(value) for spec, value in pairs)
 
 
-def load_keras_file(folder):
-    """Return a function that predicts with model.keras."""
+def create_input(spec):
+    """Return a tensor for a function that takes something else, such as a latent vector."""
+    shape = [4 if size is None else size for size in spec.shape]
+    return tf.ones(shape, spec.dtype)
+
+
+def compare_keras_file(folder):
+    """Compare the model in model.keras with that of the best checkpoint."""
     loaded = keras.saving.load_model(folder / "model.keras")
+    model = tf.nest.flatten(train.model)[0]
+    for _, (features, _, _) in read_test_split(choose_batch_size()):
+        predictions = loaded(features, training=False)
+        compare_predictions(predictions, model(features, training=False))
 
-    def predict(inputs, features):
-        return loaded(features, training=False)
 
-    return predict
-
-
-def check_export(load, folder, batches):
+def check_export(compare, folder):
     """Return what is wrong with an export, or None."""
     try:
-        predict = load(folder)
-        for inputs, features in batches:
-            compare_predictions(predict(inputs, features), features)
+        compare(folder)
     except AssertionError as error:
         lines = [line.strip() for line in str(error).splitlines() if "ifference" in line]
         return (
@@ -229,11 +239,10 @@ def check_export(load, folder, batches):
     return None
 
 
-def compare_predictions(predictions, features):
-    """Raise AssertionError if predictions differ from the model's. Of several models, the first."""
-    model = tf.nest.flatten(train.model)[0]
-    expected = tf.nest.flatten(model(features, training=False))
-    for one, other in zip(tf.nest.flatten(predictions), expected, strict=True):
+def compare_predictions(predictions, expected):
+    """Raise AssertionError if predictions differ by more than rounding."""
+    pairs = zip(tf.nest.flatten(predictions), tf.nest.flatten(expected), strict=True)
+    for one, other in pairs:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -241,9 +250,6 @@ FUNCTIONS: dict[str, Callable] = {
     "check_hooks": hook_checks.check_hooks,
     "train_and_export": train_and_export,
     "train_only": train_only,
-    # {% if cookiecutter.distribution == "synchronous" %}
-    "train_without_randomness": train_without_randomness,
-    # {% endif %}
     "evaluate": evaluate,
     "check_exports": check_exports,
 }

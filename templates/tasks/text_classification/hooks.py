@@ -42,7 +42,7 @@ def adapt(train):
     if PRESET:
         return {}
     texts, _ = train.batch(len(train)).get_single_element()
-    words: collections.Counter[str] = collections.Counter()
+    words = collections.Counter()
     for text in np.concatenate(tf.nest.flatten(tf.nest.map_structure(np.array, texts))):
         words.update(re.findall(r"[^\W_]+|[^\w\s]|_", text.decode().lower()))
     # Words that occur once are left out, so that [UNK] is trained too.

@@ -122,18 +122,14 @@ class Config:
     )
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     strategy: str = flag(
-        "auto",
-        "distribution strategy",
-        choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"],
+        "auto", "distribution", choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"]
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "most steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
     deterministic: bool = flag(
-        False,
-        "bit-identical results on GPUs too, at lower speed",
-        action=argparse.BooleanOptionalAction,
+        False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
     precision: str = flag(
         "float32",
@@ -642,7 +638,9 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    per_replica = strategy.run(lambda: tf.constant(numbers, tf.int64))
+    per_replica = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(numbers, tf.int64)
+    )
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
 
@@ -785,8 +783,9 @@ def choose_strategy():
     allowed = list_strategies()
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
-        fix = " or ".join(allowed)
-        raise WrongInput(f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {fix}")
+        raise WrongInput(
+            f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {' or '.join(allowed)}"
+        )
     return name
 
 
@@ -829,9 +828,9 @@ def create_local_strategy(name):
     """Return a strategy for the devices of this machine."""
     if config.replicas:
         tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
         parts = [tf.config.LogicalDeviceConfiguration()] * config.replicas
-        cpus = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(cpus[0], parts)
+        tf.config.set_logical_device_configuration(cpu, parts)
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
@@ -1361,19 +1360,6 @@ def draw_part(draw, shape, **options):
     return tf.reshape(numbers[first % 4 :], shape)
 
 
-def synchronize_batch_normalization():
-    """Have each BatchNormalization use the statistics of the global batch.
-
-    Keras's default is a replica's own batch, also in keras.applications. Then each replica has
-    other moving averages, and a checkpoint contains only the first replica's.
-    """
-    for each in tf.nest.flatten(model):
-        for layer in each._flatten_layers():  # Keras has no public way to list nested layers
-            if isinstance(layer, keras.layers.BatchNormalization):
-                check_batch_normalization(layer)
-                layer.synchronized = config.replicas > 1
-
-
 def check_batch_normalization(layer):
     """Raise WrongInput for flags with which a layer would not see the whole batch."""
     if config.accumulation_steps > 1:
@@ -1388,6 +1374,17 @@ def check_batch_normalization(layer):
         )
 
 
+def synchronize_batch_normalization():
+    """Have each BatchNormalization use the statistics of the global batch.
+
+    Keras's default is a replica's own batch, also in keras.applications. Then each replica has
+    other moving averages, and a checkpoint contains only the first replica's.
+    """
+    for each in tf.nest.flatten(model):
+        for layer in each._flatten_layers():  # Keras has no public way to list nested layers
+            if isinstance(layer, keras.layers.BatchNormalization):
+                check_batch_normalization(layer)
+                layer.synchronized = config.replicas > 1
 
 
 def read_weights(path):

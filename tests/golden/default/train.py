@@ -96,18 +96,14 @@ class Config:
     mode: str = flag("train", "train, or test the best checkpoint", choices=["train", "evaluate"])
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     strategy: str = flag(
-        "auto",
-        "distribution strategy",
-        choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"],
+        "auto", "distribution", choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"]
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "most steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
     deterministic: bool = flag(
-        False,
-        "bit-identical results on GPUs too, at lower speed",
-        action=argparse.BooleanOptionalAction,
+        False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
 
     # Set at startup:
@@ -482,7 +478,9 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    per_replica = strategy.run(lambda: tf.constant(numbers, tf.int64))
+    per_replica = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(numbers, tf.int64)
+    )
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
 
@@ -518,8 +516,9 @@ def choose_strategy():
     allowed = list_strategies()
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
-        fix = " or ".join(allowed)
-        raise WrongInput(f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {fix}")
+        raise WrongInput(
+            f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {' or '.join(allowed)}"
+        )
     return name
 
 
@@ -559,9 +558,9 @@ def create_local_strategy(name):
     """Return a strategy for the devices of this machine."""
     if config.replicas:
         tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
         parts = [tf.config.LogicalDeviceConfiguration()] * config.replicas
-        cpus = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(cpus[0], parts)
+        tf.config.set_logical_device_configuration(cpu, parts)
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
@@ -881,8 +880,6 @@ def synchronize_batch_normalization():
                 layer.synchronized = config.replicas > 1
 
 
-
-
 def run_path(*parts):
     """Return a path in the run directory."""
     return Path(config.run_dir, *parts)
@@ -1191,6 +1188,8 @@ def report_error(error):
     failures = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
     if isinstance(error, failures):
         error = RunInterrupted("a worker failed; start all workers again")
+    if "gRPC server" in str(error):
+        error = WrongInput(f"TF_CONFIG: {error}; use a free port")
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder")
@@ -1234,8 +1233,7 @@ def main(argv=None):
     print_start(checkpoint)
 
     # 5. Train.
-    first_step = state.step
-    train_set = create_input(*datasets["train"], training=True, first_step=first_step)
+    train_set = create_input(*datasets["train"], training=True, first_step=state.step)
     train_epochs(train_set, validation_set)
 
     # 6. Test the best checkpoint.
@@ -1251,10 +1249,9 @@ def run(argv=None):
     try:
         main(argv)
     except Exception as error:
-        code = report_error(error)
         if config.workers > 1:
             time.sleep(1)  # other workers may still need this one for the last sum
-        exit_process(code)
+        exit_process(report_error(error))
 
 
 if __name__ == "__main__":

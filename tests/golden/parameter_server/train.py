@@ -1419,8 +1419,7 @@ def main(argv=None):
     print_start(checkpoint)
 
     # 5. Train.
-    first_step = state.step
-    train_set = create_input(*datasets["train"], training=True, first_step=first_step)
+    train_set = create_input(*datasets["train"], training=True, first_step=state.step)
     train_epochs(train_set, validation_set)
 
     # 6. Test the best checkpoint.

@@ -1,0 +1,192 @@
+"""Random numbers that replicas draw. See tf_queries.py."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tf_queries import begin
+
+BATCH = 24  # examples, on all replicas
+IMAGES = [8, 8, 3]
+
+# --------------------------------------------------------------------------------------------------
+# Layers
+# --------------------------------------------------------------------------------------------------
+
+
+class Sampling(keras.layers.Layer):
+    """A layer of a user, as in a variational autoencoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(7)
+
+    def call(self, inputs):
+        shape = keras.ops.shape(inputs)
+        return inputs + keras.random.normal(shape, seed=self.seeds)
+
+
+class FlatDropout(keras.layers.Layer):
+    """A dropout of rows, of which each example has several."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5)
+
+    def call(self, inputs, training=False):
+        shape = keras.ops.shape(inputs)
+        rows = keras.ops.reshape(inputs, [-1, 3])
+        rows = self.dropout(rows, training=training)
+        return keras.ops.reshape(rows, shape)
+
+
+class Attention(keras.layers.Layer):
+    """Attention with a dropout of its weights."""
+
+    def __init__(self):
+        super().__init__()
+        initializer = keras.initializers.GlorotUniform(seed=1)
+        self.attention = keras.layers.MultiHeadAttention(
+            num_heads=2,
+            key_dim=4,
+            dropout=0.5,
+            kernel_initializer=initializer,
+        )
+
+    def call(self, inputs, training=False):
+        rows = keras.ops.reshape(inputs, [-1, 64, 3]) / 255
+        return self.attention(rows, rows, training=training)
+
+
+def create_layers():
+    """Return the layers that draw random numbers for each example."""
+    layers = keras.layers
+    return [
+        layers.Dropout(0.5),
+        layers.Dropout(0.5, (None, 1, 1, None), name="dropout_of_channels"),
+        layers.Dropout(0.5, (1, None, None, None), name="shared_dropout"),
+        layers.SpatialDropout2D(0.5),
+        layers.GaussianDropout(0.5),
+        layers.GaussianNoise(0.5),
+        layers.AlphaDropout(0.5),
+        layers.RandomFlip(),
+        layers.RandomRotation(0.3),
+        layers.RandomZoom(0.3),
+        layers.RandomTranslation(0.3, 0.3),
+        layers.RandomBrightness(0.3),
+        layers.RandomContrast(0.3),
+        layers.RandomCrop(5, 5),
+        Attention(),
+        Sampling(),
+        FlatDropout(),
+    ]
+
+
+def begin_replicas(path, replicas):
+    script = begin(path, "--replicas", replicas, "--global-batch-size", BATCH)
+    script.share_random_numbers()
+    return script
+
+
+def join_replicas(strategy, values):
+    """Return the values of all replicas, joined along the batch, as nested lists by name."""
+    joined = {}
+    for name, value in values.items():
+        parts = strategy.experimental_local_results(value)
+        parts = [tf.cast(part, tf.float64) for part in parts]
+        joined[name] = np.concatenate(parts).tolist()
+    return joined
+
+
+def call_layers(path, replicas):
+    """Return what each layer makes of a batch in training, by name."""
+    script = begin_replicas(path, replicas)
+    images = np.random.default_rng(0).uniform(1, 255, [BATCH, *IMAGES])
+    parts = np.split(images.astype("float32"), replicas)
+
+    def get_part(context):
+        return tf.constant(parts[context.replica_id_in_sync_group])
+
+    inputs = script.strategy.experimental_distribute_values_from_function(get_part)
+    with script.strategy.scope():
+        layers = create_layers()
+        for layer in layers:
+            layer(images[:1], training=False)  # which creates variables
+
+    def call(part):
+        outputs = {}
+        for layer in layers:
+            outputs[layer.name] = layer(part, training=True)
+        return outputs
+
+    @tf.function
+    def call_all():
+        return script.strategy.run(call, args=(inputs,))
+
+    call_all()  # The second call starts with other seeds.
+    return join_replicas(script.strategy, call_all())
+
+
+# --------------------------------------------------------------------------------------------------
+# Distributions
+# --------------------------------------------------------------------------------------------------
+
+
+def draw_each(size, dtype):
+    """Return numbers of each distribution, by name, for a batch of some size."""
+    random = keras.random
+    shape = [size, 7]
+    ones = tf.ones([size, 3, 5], dtype)
+    shared = random.uniform([], seed=5)
+    numbers = {}
+    numbers["uniform"] = random.uniform(shape, -2, 3, dtype, seed=5)
+    numbers["normal"] = random.normal(shape, 1, 2, dtype, seed=5)
+    numbers["dropout"] = random.dropout(ones, 0.4, seed=5)
+    numbers["randint"] = random.randint(shape, 0, 1000, seed=5)
+    numbers["shared"] = tf.fill([size], shared)
+    return numbers
+
+
+def draw(path, replicas, dtype, is_compiled):
+    """Return the numbers of each distribution for a batch, by name."""
+    script = begin_replicas(path, replicas)
+
+    def draw_part():
+        return draw_each(BATCH // replicas, dtype)
+
+    if is_compiled:
+        draw_part = tf.function(draw_part, jit_compile=True)
+
+    @tf.function
+    def draw_all():
+        return script.strategy.run(draw_part)
+
+    return join_replicas(script.strategy, draw_all())
+
+
+def draw_as_keras(path, dtype):
+    """Return the numbers of each distribution without a strategy and without the script."""
+    strategy = tf.distribute.get_strategy()
+    return join_replicas(strategy, draw_each(BATCH, dtype))
+
+
+def find_counters(path, replicas, shape):
+    """Return for each replica the counter from which it draws, and how many numbers it draws."""
+    script = begin_replicas(path, replicas)
+    zero = tf.zeros([2], tf.uint64)
+
+    def find():
+        drawn = []
+
+        def record(shape, counter):
+            first = tf.cast(counter[0], tf.int64)
+            drawn.append(tf.stack([first, shape[0]]))
+            raise StopIteration  # the numbers themselves would not fit in memory
+
+        try:
+            script.draw_part(record, tf.constant(shape, tf.int64), counter=zero)
+        except StopIteration:
+            return drawn[0]
+
+    found = script.strategy.run(find)
+    results = script.strategy.experimental_local_results(found)
+    return [result.numpy().tolist() for result in results]

@@ -1,0 +1,91 @@
+"""Random layers draw the same numbers for a batch on any number of replicas.
+
+With one replica they are Keras's own, bit by bit.
+"""
+
+import numpy as np
+import pytest
+from running import query
+
+LONG = pytest.mark.long
+REPLICAS = [
+    2,
+    pytest.param(4, marks=LONG),
+    pytest.param(8, marks=LONG),
+]
+DTYPES = [
+    "float32",
+    pytest.param("bfloat16", marks=LONG),
+    pytest.param("float16", marks=LONG),
+]
+
+
+SIZES = [
+    "essential",
+    pytest.param("complete", marks=LONG),
+]
+
+
+@pytest.fixture(params=SIZES)
+def any_script(request, scripts):
+    return str(scripts[request.param])
+
+
+def assert_same_numbers(numbers, expected):
+    assert numbers.keys() == expected.keys()
+    for name in expected:
+        assert numbers[name] == expected[name], name
+
+
+@pytest.mark.parametrize("replicas", REPLICAS)
+def test_layers_draw_the_numbers_of_one_replica(replicas, any_script, once):
+    expected = once(query, "random.call_layers", any_script, 1)
+    outputs = query("random.call_layers", any_script, replicas)
+    assert outputs.keys() == expected.keys()
+    for name in expected:
+        # Images are resampled, with rounding errors.
+        np.testing.assert_allclose(
+            outputs[name],
+            expected[name],
+            rtol=1e-5,
+            atol=1e-2,
+            err_msg=name,
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("replicas", [1, *REPLICAS])
+def test_distributions_draw_the_numbers_of_keras(replicas, dtype, any_script, once):
+    expected = once(query, "random.draw_as_keras", any_script, dtype)
+    numbers = query("random.draw", any_script, replicas, dtype, False)
+    assert_same_numbers(numbers, expected)
+
+
+@LONG
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_distributions_draw_the_numbers_of_one_replica(dtype, complete_script, once):
+    expected = once(query, "random.draw", str(complete_script), 1, dtype, True)
+    numbers = query("random.draw", complete_script, 4, dtype, True)
+    assert_same_numbers(numbers, expected)
+
+
+SHAPES = {
+    "odd": [12, 7],
+    "beyond 2^32": [12 << 20, 1 << 13],
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_second_replica_skips_the_numbers_of_the_first(name, essential_script):
+    rows, columns = SHAPES[name]
+    size = rows * columns
+    shape = [rows, columns]
+    first, second = query("random.find_counters", essential_script, 2, shape)
+    assert first == [0, size]
+    assert second == [size // 4, size + size % 4]
+
+
+def test_replicas_share_numbers_without_a_batch(essential_script):
+    # 5 rows are no multiple of a replica's 12 examples.
+    counters = query("random.find_counters", essential_script, 2, [5, 7])
+    assert counters == [[0, 35], [0, 35]]
