@@ -140,6 +140,16 @@ def run_silently(script, flags, mark):
     run_script(script, flags, mark)
 
 
+def draw_alike(script, flags, mark):
+    """Run `main`, but let all replicas draw the same random numbers, as Keras does."""
+
+    def skip():
+        """Do nothing."""
+
+    script.share_random_numbers = skip
+    run_script(script, flags, mark)
+
+
 def sum_losses_once(script, flags, mark):
     """Run `main`, but sum the losses over the workers once a loop.
 
@@ -232,6 +242,7 @@ def keep_datasets(script):
 SCRIPT_KINDS = {
     "train.py": run_script,
     "silent": run_silently,
+    "same numbers": draw_alike,
     "one message": sum_losses_once,
     "short job": run_short_job,
     "first step": take_first_step,

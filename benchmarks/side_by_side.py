@@ -67,6 +67,7 @@ def list_measurements(jobs, places):
         if job in SMALL_JOBS:
             measurements.append(compare_validation(job))
             measurements.append(compare_saving(job))
+    measurements += compare_random_numbers(places)
     measurements.append(compare_first_step())
     measurements.append(compare_short_job())
     title = "digits: a step after step 1,000,000, traced"
@@ -130,6 +131,19 @@ def compare_saving(job):
     kinds = list_sizes("train.py", "--checkpoint-every-steps", "100")
     kinds |= list_sizes("silent", name="without")
     return Measurement(f"{job}: checkpoints each 100 steps, log, TensorBoard", job, kinds)
+
+
+def compare_random_numbers(places):
+    """Return measurements of what a replica's own part of the random numbers costs."""
+    kinds = {
+        "train.py": (ESSENTIAL, "train.py"),
+        "without": (ESSENTIAL, "same numbers"),
+    }
+    measurements = []
+    for place in places:
+        title = f"bert: random numbers of each replica, {PLACES[place]}"
+        measurements.append(Measurement(title, "bert", kinds, place))
+    return measurements
 
 
 def compare_first_step():
