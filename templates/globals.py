@@ -77,9 +77,7 @@ class Config:
     # {% endif %}
     # {% if is_complete %}
     precision: str = flag(
-        "float32",
-        "dtype policy of the layers",
-        choices=["float32", "mixed_bfloat16", "mixed_float16"],
+        "float32", "dtype policy", choices=["float32", "mixed_bfloat16", "mixed_float16"]
     )
     jit_compile: bool = flag(
         False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
@@ -89,17 +87,13 @@ class Config:
         None, "largest norm of the global batch's gradients", type=bounded(float)
     )
     ema_momentum: float | None = flag(
-        None,
-        "evaluate and export the exponential moving average (EMA) of the weights",
-        type=bounded(float, below=1),
+        None, "evaluate and export an EMA of the weights", type=bounded(float, below=1)
     )
     patience: int | None = flag(
         None, "stop after as many epochs without a lower validation loss", type=bounded(int)
     )
     recover_from_nan: int = flag(
-        0,
-        "how often to repeat a loop whose loss is not finite, with other batches",
-        type=bounded(int, above=-1),
+        0, "most repetitions of a loop whose loss is not finite", type=bounded(int, above=-1)
     )
     export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
     init_checkpoint: str | None = flag(

@@ -849,18 +849,15 @@ def test_address_in_use_is_rejected(size, small_scripts, tmp_path):
 
 
 @pytest.mark.long
-@BOTH_SIZES
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/last", "tensorboard/train"])
-def test_run_with_a_closed_folder_is_rejected(
-    name, size, small_scripts, finished_runs, tmp_path, reopen
-):
+def test_run_with_a_closed_folder_is_rejected(name, small_scripts, finished_runs, tmp_path, reopen):
     """It is rejected before anything is written. It may be evaluated if it can be read."""
     ends = []
     for mode, flags in ((0, RESUME), (0o500, RESUME), (0o500, EVALUATE)):
         folder = tmp_path / str(len(ends))
-        shutil.copytree(finished_runs[size], folder / "run")
+        shutil.copytree(finished_runs["complete"], folder / "run")
         (folder / "run" / name).chmod(mode)
-        ends.append(try_line(small_scripts[size], folder, flags))
+        ends.append(try_line(small_scripts["complete"], folder, flags))
     assert ends == [(2, None), (2, None), (0, None)]
 
 
@@ -871,10 +868,7 @@ def test_run_with_a_closed_folder_is_rejected(
 def test_corrupt_list_of_checkpoints_is_handled(
     content, kind, size, small_scripts, finished_runs, tmp_path
 ):
-    """The essential script rejects it, and continues when it is removed, as the error says.
-
-    The complete script doesn't need TensorFlow's list.
-    """
+    """No script needs TensorFlow's list of checkpoints."""
     ends = []
     for flags in (EVALUATE, RESUME):
         for is_removed in (False, True):
@@ -885,5 +879,4 @@ def test_corrupt_list_of_checkpoints_is_handled(
             if is_removed:
                 listed.unlink()
             ends.append(try_line(small_scripts[size], folder, flags))
-    rejected = 2 if size == "essential" else 0
-    assert ends == [(rejected, None), (0, None)] * 2
+    assert ends == [(0, None)] * 4

@@ -55,14 +55,15 @@ def test_patience_stops_after_epochs_without_improvement(train_once):
 
 def test_patience_survives_resume(complete_script, train_once, tmp_path):
     expected = train_once(*PATIENT)
-    epochs = len(read_split(expected, "validation"))
+    validations = read_split(expected, "validation")
+    epochs = len(validations)
     script = write_variant(complete_script, tmp_path)
     run_dir = tmp_path / "run"
     process = fork(script, *PATIENT)
     wait_until(lambda: len(read_split(run_dir, "validation")) >= epochs - 1, process)
     kill(process)
     output = train(script, *PATIENT)
-    assert f"no validation loss since epoch {epochs - 2} was lower" in output
+    assert f"no validation loss since step {validations[-3]['step']} was lower" in output
     assert_same_run(run_dir, expected)
     assert "is finished" in train(script, *PATIENT)
     [line] = read_split(expected, "test")  # of the best epoch, which isn't the last

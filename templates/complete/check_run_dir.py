@@ -10,5 +10,9 @@ def check_run_dir():
         problem = "has [ or \\, which TensorFlow takes for a pattern"
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():
         problem = "has a config.json, but no metrics.jsonl: it is not a run"
+    elif config.mode == "train" and not all(
+        os.access(each, os.R_OK | os.W_OK | os.X_OK) for each in folder.glob("**/")
+    ):
+        problem = "has folders without permission to read or write"
     if problem:
         raise WrongInput(f"--run-dir {config.run_dir} {problem}; use another folder")

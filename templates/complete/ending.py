@@ -56,7 +56,7 @@ def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     if not hasattr(error, "exit_code"):
         sys.excepthook(type(error), error, error.__traceback__)
-        return RunFailed.exit_code
+        return 1
     if isinstance(error, RunFinished):
         print_status(str(error))
     else:

@@ -32,9 +32,7 @@ def run_loop(distributed_step, metrics, iterator, steps):
 
 def train(iterator, steps):
     """Run a loop of training. Return the values of its log line."""
-    metrics = list(train_metrics)
-    if config.clip_norm:
-        metrics.append(gradient_norm)
+    metrics = [*train_metrics, gradient_norm] if config.clip_norm else train_metrics
     started_at = time.perf_counter()
     values, waited = run_loop(distributed_train_step, metrics, iterator, steps)
     seconds = time.perf_counter() - started_at

@@ -139,6 +139,7 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("adapted.json", json.dumps(adapted))
+    shutil.rmtree(run_path("export"), ignore_errors=True)  # with it, the run would seem finished
     script = Path(__file__).read_text("utf-8")
     record = run_path("train.py")
     if record.exists() and record.read_text("utf-8", errors="replace") != script:

@@ -51,7 +51,7 @@ def recover(first_step):
     state.skipped += state.step - first_step
     state.recoveries += 1
     state.step = first_step
-    values = {"path": "the snapshot"}
+    values = {}
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
             values[f"{kind}/{position}"] = value.numpy()
@@ -83,8 +83,7 @@ def finish_epoch(validation_set, trained):
     epochs_waited = (state.step - state.best_step) // config.steps_per_epoch
     if config.patience and epochs_waited >= config.patience and state.step < config.last_step:
         state.is_stopped = True
-        best_epoch = state.best_step // config.steps_per_epoch
-        print_status(f"stopped: no validation loss since epoch {best_epoch} was lower")
+        print_status(f"stopped: no validation loss since step {state.best_step} was lower")
 
 
 # {% include "print_epoch.py" %}
@@ -93,10 +92,7 @@ def finish_epoch(validation_set, trained):
 def test_best_checkpoint(test_set):
     """Test the best checkpoint, or the last with --export last, and log the result."""
     checkpoint = run_on_chief(find_checkpoint, config.export)
-    tested = test_checkpoint(checkpoint, test_set)
-    if config.worker_index == 0:  # with an earlier export, the run would seem finished
-        shutil.rmtree(run_path("export"), ignore_errors=True)
-    log("test", tested)
+    log("test", test_checkpoint(checkpoint, test_set))
 
 
 def test_checkpoint(checkpoint, test_set):

@@ -21,13 +21,12 @@ def accumulate(compute_gradients):
     def compute_gradients_in_parts(batch):
         seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
         first_values = [tf.identity(seed) for seed in seeds]
-        first = compute_gradients(select(batch, 0))
-        sums = tf.nest.map_structure(tf.convert_to_tensor, first)  # see `update`
+        # Tensors, not slices of an embedding: see `update`.
+        sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(select(batch, 0)))
         for index in tf.range(1, parts):
             for seed, value in zip(seeds, first_values, strict=True):
                 seed.assign(value)
-            part = compute_gradients(select(batch, index))
-            sums = tf.nest.map_structure(tf.add, sums, part)
+            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(select(batch, index)))
         state.micro_batch = (0, 1)
         return tf.nest.map_structure(lambda total: total / parts, sums)
 

@@ -132,9 +132,7 @@ class Config:
         False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
     precision: str = flag(
-        "float32",
-        "dtype policy of the layers",
-        choices=["float32", "mixed_bfloat16", "mixed_float16"],
+        "float32", "dtype policy", choices=["float32", "mixed_bfloat16", "mixed_float16"]
     )
     jit_compile: bool = flag(
         False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
@@ -144,17 +142,13 @@ class Config:
         None, "largest norm of the global batch's gradients", type=bounded(float)
     )
     ema_momentum: float | None = flag(
-        None,
-        "evaluate and export the exponential moving average (EMA) of the weights",
-        type=bounded(float, below=1),
+        None, "evaluate and export an EMA of the weights", type=bounded(float, below=1)
     )
     patience: int | None = flag(
         None, "stop after as many epochs without a lower validation loss", type=bounded(int)
     )
     recover_from_nan: int = flag(
-        0,
-        "how often to repeat a loop whose loss is not finite, with other batches",
-        type=bounded(int, above=-1),
+        0, "most repetitions of a loop whose loss is not finite", type=bounded(int, above=-1)
     )
     export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
     init_checkpoint: str | None = flag(
@@ -432,9 +426,7 @@ def run_loop(distributed_step, metrics, iterator, steps):
 
 def train(iterator, steps):
     """Run a loop of training. Return the values of its log line."""
-    metrics = list(train_metrics)
-    if config.clip_norm:
-        metrics.append(gradient_norm)
+    metrics = [*train_metrics, gradient_norm] if config.clip_norm else train_metrics
     started_at = time.perf_counter()
     values, waited = run_loop(distributed_train_step, metrics, iterator, steps)
     seconds = time.perf_counter() - started_at
@@ -1079,13 +1071,12 @@ def accumulate(compute_gradients):
     def compute_gradients_in_parts(batch):
         seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
         first_values = [tf.identity(seed) for seed in seeds]
-        first = compute_gradients(select(batch, 0))
-        sums = tf.nest.map_structure(tf.convert_to_tensor, first)  # see `update`
+        # Tensors, not slices of an embedding: see `update`.
+        sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(select(batch, 0)))
         for index in tf.range(1, parts):
             for seed, value in zip(seeds, first_values, strict=True):
                 seed.assign(value)
-            part = compute_gradients(select(batch, index))
-            sums = tf.nest.map_structure(tf.add, sums, part)
+            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(select(batch, index)))
         state.micro_batch = (0, 1)
         return tf.nest.map_structure(lambda total: total / parts, sums)
 
@@ -1467,6 +1458,10 @@ def check_run_dir():
         problem = "has [ or \\, which TensorFlow takes for a pattern"
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():
         problem = "has a config.json, but no metrics.jsonl: it is not a run"
+    elif config.mode == "train" and not all(
+        os.access(each, os.R_OK | os.W_OK | os.X_OK) for each in folder.glob("**/")
+    ):
+        problem = "has folders without permission to read or write"
     if problem:
         raise WrongInput(f"--run-dir {config.run_dir} {problem}; use another folder")
 
@@ -1687,6 +1682,7 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("adapted.json", json.dumps(adapted))
+    shutil.rmtree(run_path("export"), ignore_errors=True)  # with it, the run would seem finished
     script = Path(__file__).read_text("utf-8")
     record = run_path("train.py")
     if record.exists() and record.read_text("utf-8", errors="replace") != script:
@@ -1873,7 +1869,7 @@ def recover(first_step):
     state.skipped += state.step - first_step
     state.recoveries += 1
     state.step = first_step
-    values = {"path": "the snapshot"}
+    values = {}
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
             values[f"{kind}/{position}"] = value.numpy()
@@ -1905,8 +1901,7 @@ def finish_epoch(validation_set, trained):
     epochs_waited = (state.step - state.best_step) // config.steps_per_epoch
     if config.patience and epochs_waited >= config.patience and state.step < config.last_step:
         state.is_stopped = True
-        best_epoch = state.best_step // config.steps_per_epoch
-        print_status(f"stopped: no validation loss since epoch {best_epoch} was lower")
+        print_status(f"stopped: no validation loss since step {state.best_step} was lower")
 
 
 def print_epoch(validated, trained, is_best):
@@ -1922,10 +1917,7 @@ def print_epoch(validated, trained, is_best):
 def test_best_checkpoint(test_set):
     """Test the best checkpoint, or the last with --export last, and log the result."""
     checkpoint = run_on_chief(find_checkpoint, config.export)
-    tested = test_checkpoint(checkpoint, test_set)
-    if config.worker_index == 0:  # with an earlier export, the run would seem finished
-        shutil.rmtree(run_path("export"), ignore_errors=True)
-    log("test", tested)
+    log("test", test_checkpoint(checkpoint, test_set))
 
 
 def test_checkpoint(checkpoint, test_set):
@@ -2045,7 +2037,7 @@ def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     if not hasattr(error, "exit_code"):
         sys.excepthook(type(error), error, error.__traceback__)
-        return RunFailed.exit_code
+        return 1
     if isinstance(error, RunFinished):
         print_status(str(error))
     else:
