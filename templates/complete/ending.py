@@ -9,8 +9,9 @@ def explain_error(error):
             "start the same command again"
         )
     if config.jit_compile and "XLA" in text:
+        operations = re.findall(r"(\w+) \(No registered", text)
         return WrongInput(
-            f"--jit-compile: XLA can't compile this step: {get_first_line(error)}; "
+            f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; "
             "use --no-jit-compile"
         )
     lost_workers = find_lost_workers(error)

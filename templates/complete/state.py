@@ -8,7 +8,6 @@ class State:
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
     micro_batch: tuple = (0, 1)  # the part of a batch that a step computes, and the parts
-    is_stopped: bool = False  # by --patience
     snapshot: dict | None = None  # after the last loop, in host memory
     pending_write: concurrent.futures.Future | None = None  # of a checkpoint
     is_profiling: bool = False

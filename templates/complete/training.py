@@ -3,7 +3,7 @@ def train_epochs(train_set, validation_set):
     iterator, _ = train_set
     if state.step > 0 and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
-    while state.step < config.last_step and not state.is_stopped:
+    while state.step < config.last_step:
         first_step = state.step
         last_step = end_of_next_loop(first_step)
         set_profiling(is_profiled(first_step, last_step))
@@ -82,7 +82,7 @@ def finish_epoch(validation_set, trained):
     print_epoch(validated, trained, is_best)
     epochs_waited = (state.step - state.best_step) // config.steps_per_epoch
     if config.patience and epochs_waited >= config.patience and state.step < config.last_step:
-        state.is_stopped = True
+        config.last_step = state.step
         print_status(f"stopped: no validation loss since step {state.best_step} was lower")
 
 

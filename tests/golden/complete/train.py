@@ -181,7 +181,6 @@ class State:
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
     micro_batch: tuple = (0, 1)  # the part of a batch that a step computes, and the parts
-    is_stopped: bool = False  # by --patience
     snapshot: dict | None = None  # after the last loop, in host memory
     pending_write: concurrent.futures.Future | None = None  # of a checkpoint
     is_profiling: bool = False
@@ -1821,7 +1820,7 @@ def train_epochs(train_set, validation_set):
     iterator, _ = train_set
     if state.step > 0 and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
-    while state.step < config.last_step and not state.is_stopped:
+    while state.step < config.last_step:
         first_step = state.step
         last_step = end_of_next_loop(first_step)
         set_profiling(is_profiled(first_step, last_step))
@@ -1900,7 +1899,7 @@ def finish_epoch(validation_set, trained):
     print_epoch(validated, trained, is_best)
     epochs_waited = (state.step - state.best_step) // config.steps_per_epoch
     if config.patience and epochs_waited >= config.patience and state.step < config.last_step:
-        state.is_stopped = True
+        config.last_step = state.step
         print_status(f"stopped: no validation loss since step {state.best_step} was lower")
 
 
@@ -1990,8 +1989,9 @@ def explain_error(error):
             "start the same command again"
         )
     if config.jit_compile and "XLA" in text:
+        operations = re.findall(r"(\w+) \(No registered", text)
         return WrongInput(
-            f"--jit-compile: XLA can't compile this step: {get_first_line(error)}; "
+            f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; "
             "use --no-jit-compile"
         )
     lost_workers = find_lost_workers(error)
