@@ -197,8 +197,7 @@ def test_terminal_shows_a_progress_bar(size, columns, scripts, tmp_path):
     assert_fit(bars, columns)
     assert_fit(epochs, columns)
     if columns >= 80:  # there is room for the metrics
-        for epoch in epochs:
-            assert "accuracy" in epoch
+        assert_have_metrics(epochs)
 
 
 def assert_epoch_lines(texts):
@@ -207,6 +206,11 @@ def assert_epoch_lines(texts):
     for text in texts:
         assert "validation loss" in text
         assert text.endswith("\r\n")
+
+
+def assert_have_metrics(epochs):
+    for epoch in epochs:
+        assert "accuracy" in epoch
 
 
 def assert_fit(texts, columns):
