@@ -734,8 +734,15 @@ def create_metrics(strategy):
     return [], [], []
 """
 
-# The features of evaluation have other names than those of training.
+# The features of evaluation have other names than those of training. Only the steps, which get a
+# tuple of models, know how to call them.
 TWO_STRUCTURES = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, optimizer = original(strategy)
+    return (model,), (optimizer,)
+
+
 def preprocess(batch, seeds, training):
     images, labels = batch
     images = tf.cast(images, tf.float32)
@@ -745,15 +752,21 @@ def preprocess(batch, seeds, training):
 def compute_gradients(batch):
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
-        predictions = model(features["noisy"], training=True)
+        predictions = model[0](features["noisy"], training=True)
         loss = compute_loss(labels, predictions, sample_weight)
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    return loss, tape.gradient(loss, model.trainable_variables)
+    return loss, tape.gradient(loss, model[0].trainable_variables)
+
+
+def train_step(batch):
+    loss, gradients = compute_gradients(batch)
+    update(optimizer[0], gradients, model[0].trainable_variables)
+    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
 
 
 def evaluation_step(batch, metrics):
     features, labels, sample_weight = batch
-    predictions = model(features["clean"], training=False)
+    predictions = model[0](features["clean"], training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
     losses = compute_losses(labels, predictions)
     return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
