@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from tf_queries import begin, load_script
+from tf_queries import begin, create_model, load_script
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in each checkpoint; it has no values
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -198,7 +198,8 @@ def list_export_devices(path, folder):
     """
     script = begin(path, "--replicas", "2")
     train, *_ = script.create_datasets()
-    split = script.load_into_memory(train.take(10), "train")
+    examples, _ = script.load_into_memory(train.take(10), "train")
+    create_model(script)
     devices = []
     variable_type = type(tf.Variable(0))
     create = variable_type.__init__
@@ -210,7 +211,7 @@ def list_export_devices(path, folder):
 
     variable_type.__init__ = create_and_record
     with tf.device("CPU:1"):
-        script.export(Path(folder, "export"), split)
+        script.export(Path(folder, "export"), examples)
     return devices
 
 
