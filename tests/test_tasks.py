@@ -110,7 +110,7 @@ def test_edit_to_fashion_mnist(projects, tmp_path):
     data = textwrap.indent(data, " " * 4)
     model = textwrap.indent(model, " " * 8)
     text = replace_lines(text, "    from sklearn.datasets", "    return [tf.data", data)
-    text = replace_lines(text, "        model = keras.Seq", "        optimizer", model)
+    text = replace_lines(text, "        model = keras.Seq", "        )", model)
     script = tmp_path / "train.py"
     script.write_text(text, encoding="utf-8")
     env = environment(KERAS_HOME=str(tmp_path / "keras"))

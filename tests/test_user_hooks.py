@@ -226,16 +226,22 @@ def test_export_of_a_gan_has_the_ema_of_both_models(train_once):
     assert_exports_agree(run_dir)
 
 
+# Without dropout: numbers of float16 are not those of float32, rounded.
+STILL_GAN = GAN.replace("Dropout(0.5)", "Dropout(0.0)").replace("Dropout(0.3)", "Dropout(0.0)")
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("flags", "tolerance"),
+    ("flags", "gan", "tolerance"),
     [
-        pytest.param("--accumulation-steps 2 --replicas 2", 1e-4, marks=LONG),
-        pytest.param("--clip-norm 1e9 --replicas 2", 1e-4, marks=LONG),
-        pytest.param("--precision mixed_float16 --replicas 2", 0.05, marks=LONG),
+        ("--accumulation-steps 2 --replicas 2", GAN, 1e-4),
+        ("--clip-norm 1e9 --replicas 2", GAN, 1e-4),
+        ("--precision mixed_float16 --replicas 2", STILL_GAN, 0.05),
     ],
+    ids=["accumulation", "clipping", "float16"],
 )
-def test_gan_has_the_same_losses_with_each_flag(flags, tolerance, train_once):
-    code = (SMALL_IMAGES, GAN)
+def test_gan_has_the_same_losses_with_each_flag(flags, gan, tolerance, train_once):
+    code = (SMALL_IMAGES, gan)
     plain = read_numbers(train_once(*FLAGS, code=code))
     lines = read_numbers(train_once(*FLAGS, *flags.split(), code=code))
     for line, other in zip(lines, plain, strict=True):
