@@ -188,7 +188,7 @@ def test_worked_edit_of_the_readme(render, tmp_path):
     tests fail with the README's message."""
     readme = TEMPLATE / "README.md"
     [hook] = read_python_blocks(readme, "def preprocess")
-    message = re.search(r"```\n(preprocess gives.*?)```", readme.read_text("utf-8"), re.DOTALL)[1]
+    message = re.search(r"```\n(preprocess: .*?)```", readme.read_text("utf-8"), re.DOTALL)[1]
     project = render(tmp_path)
     script = project / "train.py"
     text, _ = apply_blocks(script.read_text("utf-8"), [hook])

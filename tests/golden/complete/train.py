@@ -1656,15 +1656,15 @@ def read_definitions(path):
 
 def load_adapted(train_set, is_resumed):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
-    adapted.update(run_on_chief(read_or_adapt, train_set, is_resumed))
+    adapted.update(run_on_chief(read_or_adapt, is_resumed))
 
 
-def read_or_adapt(train_set, is_resumed):
+def read_or_adapt(is_resumed):
     """Return the content of adapted.json, or at the start of a run what it will be."""
     is_begun = is_resumed or config.mode != "train"
     if is_begun and run_path("adapted.json").exists():  # continuous evaluation may start before it
         return read_file("adapted.json", parse_object)
-    result = adapt(tf.data.Dataset.from_tensor_slices(train_set[0]))
+    result = adapt(create_datasets()[0])  # a dataset of `train_set` would be another copy
     initial = read_initial_adapted()
     if initial.keys() == result.keys():
         return initial
