@@ -583,7 +583,7 @@ def test_wrong_input_of_the_chief_ends_all_tasks(launch):
     finished, starts = launch(REJECT_INPUT)
     assert (finished.returncode, finished.stderr) == (2, "")
     assert max(starts.values()) == 1
-    assert "chief 0 ended with exit code 2" in finished.stdout
+    assert "chief 0 exited with code 2" in finished.stdout
 
 
 @pytest.mark.long
