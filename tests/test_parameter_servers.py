@@ -351,7 +351,7 @@ def train(original, *args, **kwargs):
 
 @pytest.mark.long
 def test_parts_of_an_embedding_are_on_both_servers(cluster):
-    readme = TEMPLATE / "templates" / "parameter_server" / "README.md"
+    readme = TEMPLATE / "templates" / "readme" / "parameter_server" / "split_embedding.md"
     model = replace_image_model(
         "SplitEmbedding(17, 8, parts=2)",
         "keras.layers.Flatten()",

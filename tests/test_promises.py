@@ -126,7 +126,7 @@ EVALUATION = {
     "a metric is reset": Break(
         "        metric.reset_state()\n",
         "        pass\n",
-        EVALUATION_TEST,
+        KILLED_COMPLETE,
     ),
     "the best checkpoint is tested": Break(
         "run_on_chief(find_checkpoint, config.export)",

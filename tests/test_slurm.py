@@ -258,7 +258,7 @@ def test_restarts_are_limited(create_project, slurm):
     job = submit(slurm, project)
     shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
     assert_ended(shown, "FAILED", "137:0", restarts="1")
-    assert "no restart is left" in read_logs(project, job)[0]
+    assert "no restarts left" in read_logs(project, job)[0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_killed_server_is_requeued(server_project, start_job, slurm):
     slurm.wait_for_restart(job)
     assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED"), "COMPLETED", restarts="1")
     shell, chief, *_ = read_logs(server_project, job, tasks=4)
-    assert "a task ended with 143; restart 1 of 20" in shell
+    assert "a task exited with code 143; restart 1 of 20" in shell
     [step] = re.findall(r", resumed at step (\d+)", chief)
     assert int(step) >= 3 * 19  # An epoch has a line of training and one of validation.
     steps = [line["step"] for line in read_metrics(run_dir) if line["split"] == "train"]
@@ -296,7 +296,7 @@ def test_killed_worker_alone_is_restarted(server_project, start_job, slurm):
     job, run_dir = start_job(server_project, "--epochs", "200", lines=6, options=FOUR_TASKS)
     os.kill(find_task(run_dir, SECOND_WORKER), signal.SIGKILL)
     wait_until(
-        lambda: "starts again" in read_logs(server_project, job, tasks=4)[4],
+        lambda: "restart 1 of 3" in read_logs(server_project, job, tasks=4)[4],
         timeout=120,
         what="the worker's second start",
     )
