@@ -166,7 +166,8 @@ def test_slow_worker_takes_fewer_steps(cluster):
 def test_worker_that_hangs_does_not_block_others_within_a_loop(cluster):
     flags = ("--epochs", "2", "--global-batch-size", "2", "--steps-per-loop", "1000")
     tasks = cluster(RECORD_STEPS).start(*flags)
-    wait_until(tasks.have_all_workers_begun, tasks.chief)
+    # In the first step, TensorFlow sends the function to all workers and waits for each.
+    wait_until(lambda: all(len(tasks.read_steps(x)) > 20 for x in (0, 1)), tasks.chief)
     worker = tasks.processes["worker", 1]
     worker.send_signal(signal.SIGSTOP)
     before = len(tasks.read_steps(0))

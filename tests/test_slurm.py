@@ -311,7 +311,8 @@ def assert_roles(logs):
     assert "parameter_server on 2 × worker, 1 × ps" in chief
     assert "\ntest loss " in chief
     assert "worker 1 failed" in chief
-    places = [re.findall(r"^(\w+ \d) serves at (\w+):", log) for log in (server, worker, killed)]
+    place = r"(?m)^(\w+ \d) serves at (\w+):"
+    places = [re.findall(place, log) for log in (server, worker, killed)]
     assert places == [
         [("ps 0", "n1")],
         [("worker 0", "n2")],
