@@ -28,7 +28,7 @@ SLUG = "a_project"
 OUTPUT = (
     "one_device on 1 × CPU",
     "train.py              the script",
-    "preprocess: with training=True other",
+    "preprocess: with training=True",
     "checkpoint = ",
 )
 
