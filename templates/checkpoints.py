@@ -24,7 +24,15 @@ def create_checkpoints():
 def are_weights_finite():
     """Return whether all variables of models and optimizers are finite, [] bool."""
     values = [variable.value for variable in list_variables(model) + list_variables(optimizer)]
+    # {% if cookiecutter.__size == "parameter_server" %}
+    sums = []
+    for value in values:
+        with tf.device(value.device):  # sums are sent over the network, not weights
+            if value.dtype.is_floating:
+                sums.append(tf.reduce_sum(value))
+    # {% else %}
     sums = [tf.reduce_sum(value) for value in values if value.dtype.is_floating]
+    # {% endif %}
     return tf.reduce_all([tf.math.is_finite(total) for total in sums])
 
 

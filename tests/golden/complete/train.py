@@ -1458,7 +1458,8 @@ def check_run_dir():
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():
         problem = "has a config.json, but no metrics.jsonl: it is not a run"
     elif config.mode == "train" and not all(
-        os.access(each, os.R_OK | os.W_OK | os.X_OK) for each in folder.glob("**/")
+        os.access(each, os.R_OK | os.W_OK | os.X_OK)
+        for each in folder.glob("[ct]*/**/")  # checkpoints and tensorboard
     ):
         problem = "has folders without permission to read or write"
     if problem:
