@@ -160,7 +160,7 @@ def sum_losses_once(script, flags, mark):
 
     @tf.function
     def run_training_steps(iterator, steps):
-        sums = tf.zeros([2], tf.float64)  # of this worker's one replica
+        sums = tf.zeros([2], tf.float64)  # this worker has one replica
         for _ in tf.range(steps):
             batch = script.next_batch(iterator)
             step_sums = script.strategy.run(script.train_step, args=(batch,))

@@ -41,8 +41,8 @@ def change_to_dense(script):
 def change_to_tutorial(script):
     """Return the network of TensorFlow's tutorial, and set random images as its data.
 
-    The tutorial is "Custom training with tf.distribute.Strategy". The images are shaped like those
-    of Fashion-MNIST.
+    The tutorial is "Custom training with tf.distribute.Strategy". The images have the
+    shape of Fashion-MNIST's.
     """
     layers = script.keras.layers
 
@@ -164,7 +164,7 @@ JOBS = {
 
 
 def set_up_job(name, script, steps):
-    """Change the hooks of a script to those of a job, with `steps` batches of training examples.
+    """Change the hooks of a script to a job's hooks, with `steps` batches of training examples.
 
     The other splits have one batch, since the peers don't validate. The speed of validation is
     measured on its own.

@@ -1,4 +1,4 @@
-"""Compare the steps per second of parameter servers with those of synchronous training.
+"""Compare the steps per second of parameter servers and of synchronous training.
 
     python benchmarks/parameter_server.py [--workers 1 2 4] [--epochs 20] [--batch 64]
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 NUM_SERVERS = 2
-STOPPED_SECONDS = 0.45  # of a slow worker, in turn
+STOPPED_SECONDS = 0.45  # a slow worker, in turn
 RUNNING_SECONDS = 0.05
 
 
@@ -137,7 +137,7 @@ def find_worker(run_dir, index):
 
 
 def is_worker(folder, index):
-    """Return whether the TF_CONFIG of a process in /proc is that of a worker."""
+    """Return whether the TF_CONFIG of a process in /proc belongs to a worker."""
     for variable in (folder / "environ").read_bytes().split(b"\0"):
         name, _, value = variable.partition(b"=")
         if name == b"TF_CONFIG":

@@ -9,7 +9,7 @@ import functools
 import itertools
 import tempfile
 
-STEPS_PER_LOOP = 100  # of Orbit, as in train.py
+STEPS_PER_LOOP = 100  # for Orbit, as in train.py
 
 
 def set_up_globals(script, strategy):
@@ -157,7 +157,7 @@ def train_as_tutorial(script, strategy, steps, mark, in_graph):
 def run_limit(script, strategy, steps, mark, own_adam, own_input=False):
     """Run the training step of train.py in one graph.
 
-    Its optimizer is Keras's Adam or, with `own_adam`, that of train.py. It trains on one constant
+    Its optimizer is Keras's Adam or, with `own_adam`, train.py's. It trains on one constant
     batch or, with `own_input`, on the batches of train.py.
     """
     tf = script.tf

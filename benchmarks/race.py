@@ -30,13 +30,13 @@ def is_peer(name):
 
 
 class Contender:
-    """The process of a contender, or one for each worker. It stands still except in its turn."""
+    """The process of a contender, or one for each worker. It is stopped except in its turn."""
 
     def __init__(self, folder, settings):
         own_folder = tempfile.mkdtemp(dir=folder)
         settings = {**settings, "run_dir": f"{own_folder}/run"}
         environments = create_environments(settings["place"], own_folder)
-        self.values = {}  # of the last mark, summed over workers
+        self.values = {}  # at the last mark, summed over workers
         self.failure = None
         self.processes = [start_process(settings, each) for each in environments]
 

@@ -5,14 +5,14 @@ import statistics
 
 from race import is_limit, is_peer
 
-NORMAL_QUANTILE = 1.96  # of a two-sided interval of 95 %
+NORMAL_QUANTILE = 1.96  # two-sided interval of 95 %
 SLOWEST_BAR = 0.5  # slower contenders are not drawn
 COLUMNS = (
     "",
     "seconds",
     "batches/s",
-    "by the clock",
-    "by the processor",
+    "wall clock",
+    "CPU time",
     "peak MiB",
     "rounds",
 )
@@ -43,7 +43,7 @@ def print_table(title, results):
     """Print the results of a measurement as Markdown, compared with the first contender."""
     first_name, *_ = results
     reference = results[first_name]
-    print(f"\n**{title}**, speed ÷ that of {first_name}\n")
+    print(f"\n**{title}**, speed relative to {first_name}\n")
     print_row(*COLUMNS)
     print("|" + "---|" * len(COLUMNS))
     for name, result in results.items():

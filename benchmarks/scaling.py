@@ -24,7 +24,7 @@ import numpy as np
 from cookiecutter.main import cookiecutter
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-BATCH_SIZE = 64  # of each worker
+BATCH_SIZE = 64  # per worker
 STEPS_PER_LOOP = 10
 WARM_UP_STEPS = 20
 # Layers that replace one of the example's, so that the gradients are large enough to measure.
@@ -240,7 +240,8 @@ WORKER_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 def print_simulations(args):
     """Print the efficiency by link and number of workers, and what a step of the most takes.
 
-    The efficiency is the speed of a worker divided by that of a worker alone. Return it by link.
+    The efficiency is the speed of a worker divided by the speed of a single worker. Return it by
+    link.
     """
     efficiencies = {}
     parts = {}

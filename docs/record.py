@@ -4,7 +4,7 @@
 
 Type the keys below into bash in a pseudo-terminal, with the `cookiecutter` and the `python` of this
 Python's folder. pyte interprets the output of the terminal, and Pillow draws it with a font of
-matplotlib. These three packages are needed besides those of the tests.
+matplotlib. These three packages are needed in addition to the tests' packages.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ COLORS = {
 ESCAPE_SEQUENCE = r"\x1b\[[0-9;?]*[a-zA-Z]|\r"
 QUIET_SECONDS = 0.15  # without output, the screen is complete
 FRAME_SECONDS = 0.1  # with continuous output
-LONGEST_SECONDS = 1.5  # of a screen that doesn't change
+LONGEST_SECONDS = 1.5  # a screen that doesn't change
 LAST_SECONDS = 6
 CTRL_C = "\x03"
 

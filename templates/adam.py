@@ -1,7 +1,7 @@
 class Adam(keras.optimizers.Adam):
     """Keras's Adam as one TensorFlow operation, which is faster. `weight_decay` makes it AdamW.
 
-    Its state is that of Keras's Adam: each resumes the other's runs.
+    Its state equals the state of Keras's Adam: each resumes the other's runs.
     """
 
     def update_step(self, gradient, variable, learning_rate):

@@ -17,8 +17,8 @@ def check_batch_normalization(layer):
 def synchronize_batch_normalization():
     """Have each BatchNormalization use the statistics of the global batch.
 
-    Keras's default is a replica's own batch, also in keras.applications. Then each replica has
-    other moving averages, and a checkpoint contains only the first replica's.
+    Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
+    averages differ, and a checkpoint contains only the first replica's.
     """
     for each in tf.nest.flatten(model):
         for layer in each._flatten_layers():  # Keras has no public way to list nested layers

@@ -1,4 +1,4 @@
-checkpoints: dict[str, tf.train.Checkpoint] = {}
+checkpoints: dict = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
 END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
@@ -11,29 +11,29 @@ def create_checkpoints():
         "step": tf.Variable(np.int64(0)),
         "model": [variable.value for variable in list_variables(model)],
         "names": tf.Variable([variable.path for variable in list_variables(model)]),
+        "history": tf.Variable(["[]"]),  # as JSON
     }
     checkpoints["best"] = tf.train.Checkpoint(**saved)
     checkpoints["last"] = tf.train.Checkpoint(
         **saved,
-        best_loss=tf.Variable(np.float64("inf")),
         optimizer=[variable.value for variable in list_variables(optimizer)],
     )
 
 
 @tf.function
-def are_weights_finite():
+def are_variables_finite():
     """Return whether all variables of models and optimizers are finite, [] bool."""
-    values = [variable.value for variable in list_variables(model) + list_variables(optimizer)]
+    variables = list_variables(model) + list_variables(optimizer)
+    floats = [variable.value for variable in variables if "float" in variable.dtype]
     # {% if cookiecutter.__size == "parameter_server" %}
     sums = []
-    for value in values:
+    for value in floats:
         with tf.device(value.device):  # sums are sent over the network, not weights
-            if value.dtype.is_floating:
-                sums.append(tf.reduce_sum(value))
-    # {% else %}
-    sums = [tf.reduce_sum(value) for value in values if value.dtype.is_floating]
-    # {% endif %}
+            sums.append(tf.reduce_sum(value))
     return tf.reduce_all([tf.math.is_finite(total) for total in sums])
+    # {% else %}
+    return tf.reduce_all([tf.math.is_finite(tf.reduce_sum(value)) for value in floats])
+    # {% endif %}
 
 
 def save(kind):
@@ -46,9 +46,8 @@ def save(kind):
     # {% endif %}
     checkpoint = checkpoints[kind]
     checkpoint.step.assign(state.step)
-    if kind == "last":
-        checkpoint.best_loss.assign(state.best_loss)
-    # The counter becomes the step: the file doesn't depend on the number of restarts.
+    checkpoint.history.assign([json.dumps(state.history)])
+    # `save` adds 1, and names the file after this counter.
     checkpoint.save_counter.assign(state.step - 1)
     folder = run_path(f"checkpoints/{kind}")
     checkpoint.save(folder / "ckpt")
@@ -91,7 +90,7 @@ def restore(kind, path):
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
         reason = str(error).partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt or of another model ({reason}); use another --run-dir"
+            f"{path} is corrupt, or of another model or script ({reason}); use another --run-dir"
         ) from error
 
 
@@ -100,4 +99,4 @@ def restore_run(checkpoint):
     if checkpoint:
         restore("last", checkpoint)
         state.step = int(checkpoints["last"].step)
-        state.best_loss = float(checkpoints["last"].best_loss)
+        state.history = json.loads(checkpoints["last"].history.numpy()[0])

@@ -21,8 +21,9 @@ def read_tf_config():
             raise ValueError(f"{', '.join(jobs)} is not chief or worker")
         config.worker_index = addresses.index(own_address)
         config.workers = len(addresses)
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        # TensorFlow raises these for a TF_CONFIG that is no JSON, or has other keys or types.
+    except Exception as error:
+        # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
+        # TF_CONFIG that is no JSON, or has other keys or types.
         example = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
         raise WrongInput(f"TF_CONFIG: {error}; use a value such as {example}") from error
     return addresses

@@ -1,15 +1,14 @@
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # {% if cookiecutter.__size == "parameter_server" %}
-    failures = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-    if isinstance(error, (*failures, tf.errors.DeadlineExceededError)):
+    if coordinator and is_server_failure(error):
         error = RunInterrupted("a parameter server failed; start all tasks again")
     # {% else %}
-    failures = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
-    if isinstance(error, failures):
+    # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
+    # differs. `repr` begins with the type.
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|Error invoking NCCL"
+    if config.workers > 1 and re.search(failures, repr(error) + str(error)):
         error = RunInterrupted("a worker failed; start all workers again")
-    if "gRPC server" in str(error):
-        error = WrongInput(f"TF_CONFIG: {error}; use a free port")
     # {% endif %}
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):

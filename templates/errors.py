@@ -1,24 +1,28 @@
 class WrongInput(Exception):
     """A flag, a file or an environment variable can't be used."""
 
-    exit_code, label = 2, "error"
+    exit_code = 2
+    label = "error"
 
 
 class RunFailed(Exception):
     """The run can't continue, and would fail again."""
 
-    exit_code, label = 1, "stopped"
+    exit_code = 1
+    label = "stopped"
 
 
 # {% if cookiecutter.__size != "essential" %}
 class RunFinished(Exception):
     """There is nothing left to do."""
 
-    exit_code, label = 0, "finished"
+    exit_code = 0
+    label = "finished"
 
 
 # {% endif %}
 class RunInterrupted(Exception):
     """The run was interrupted or a worker failed: the same command resumes it."""
 
-    exit_code, label = 143, "stopped"
+    exit_code = 143
+    label = "stopped"

@@ -13,16 +13,15 @@ def export_model(datasets):
 
 
 def export(folder, examples):
-    """Write a SavedModel that serves `create_serving_function`, and a .keras file of each model.
+    """Write a SavedModel that serves `create_serving_function`, and the first model as model.keras.
 
     The exported models are copies made without a strategy, which can be loaded anywhere.
     """
-    weights = [variable.numpy() for variable in list_variables(model)]
-    keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
+    keras.utils.clear_session(free_memory=False)  # otherwise layers get other names
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
-        for variable, weight in zip(list_variables(copies), weights, strict=True):
-            variable.assign(weight)
+        for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
+            variable.assign(trained.numpy())
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
@@ -32,6 +31,5 @@ def export(folder, examples):
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
     archive.write_out(part, verbose=False)
-    for number, each in enumerate(copies, start=1):
-        each.save(part / ("model.keras" if number == 1 else f"model_{number}.keras"))
+    copies[0].save(part / "model.keras")
     part.rename(folder)

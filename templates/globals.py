@@ -4,18 +4,18 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list[keras.metrics.Metric]
-validation_metrics: list[keras.metrics.Metric]
-test_metrics: list[keras.metrics.Metric]
+train_metrics: list  # each a list of keras.metrics.Metric
+validation_metrics: list
+test_metrics: list
 # {% if is_complete %}
 gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 # {% endif %}
 
 # {% if is_complete %}
-# The number of examples that `compute_loss` divides by: those of a step on all replicas, or of one
-# of its --accumulation-steps.
+# The number of examples that `compute_loss` divides by: the examples of a step on all replicas, or
+# of one of its --accumulation-steps.
 # {% else %}
-# The number of examples that `compute_loss` divides by: those of a step on all replicas.
+# The number of examples that `compute_loss` divides by: all replicas' examples of a step.
 # {% endif %}
 GLOBAL_BATCH_SIZE: int
 
@@ -67,7 +67,7 @@ class Config:
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     # {% endif %}
-    steps_per_loop: int = flag(100, "most steps between log lines")
+    steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
     # {% if is_synchronous %}
@@ -75,12 +75,14 @@ class Config:
         False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
     # {% endif %}
+    # {% if is_synchronous %}
+    jit_compile: bool = flag(
+        False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
+    )
+    # {% endif %}
     # {% if is_complete %}
     precision: str = flag(
         "float32", "dtype policy", choices=["float32", "mixed_bfloat16", "mixed_float16"]
-    )
-    jit_compile: bool = flag(
-        False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
     )
     accumulation_steps: int = flag(1, "parts in which a replica processes its batch")
     clip_norm: float | None = flag(
@@ -90,7 +92,7 @@ class Config:
         None, "evaluate and export an EMA of the weights", type=bounded(float, below=1)
     )
     patience: int | None = flag(
-        None, "stop after as many epochs without a lower validation loss", type=bounded(int)
+        None, "stop after as many epochs without a lower score", type=bounded(int)
     )
     recover_from_nan: int = flag(
         0, "most repetitions of a loop whose loss is not finite", type=bounded(int, above=-1)
@@ -114,7 +116,7 @@ class Config:
     # {% if not is_synchronous %}
     servers: int = 0  # 0 without a cluster
     # {% endif %}
-    train_examples: int = 0
+    train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
     last_step: int = 1
 

@@ -39,7 +39,6 @@ import dataclasses
 import datetime
 import functools
 import gc
-import hashlib
 import json
 import math
 import os
@@ -53,6 +52,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from pathlib import Path
 
 
@@ -84,6 +84,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -102,11 +103,13 @@ import gc
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 

@@ -10,18 +10,19 @@ def load_datasets():
     datasets = zip(("train", "validation", "test"), create_datasets(), strict=True)
     loaded = {split: load_into_memory(dataset, split) for split, dataset in datasets}
     # {% endif %}
-    _, size = loaded["train"]
+    examples, size = loaded["train"]
     if config.global_batch_size > size:
         raise WrongInput(
             f"--global-batch-size {config.global_batch_size} is above the {size} training "
             f"examples; use at most {size}"
         )
-    config.train_examples = size
+    config.train_data = describe_examples(examples, size)
     config.steps_per_epoch = size // config.global_batch_size
     config.last_step = config.epochs * config.steps_per_epoch
     # {% if cookiecutter.__size == "complete" %}
     check_steps()
-    check_workers(loaded)
+    if config.workers > 1:
+        check_workers(loaded)
     # {% endif %}
     return loaded
 
@@ -35,7 +36,7 @@ def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
     With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
-    a run resumes at any step at once. Of tensors, each iterator would make a copy.
+    a run resumes at any step at once. They are variables: each iterator would copy tensors.
     """
     size = int(dataset.cardinality())
     if size <= 0:
@@ -49,6 +50,16 @@ def load_into_memory(dataset, split):
 
 
 # {% endif %}
+def describe_examples(examples, size):
+    """Return the number of examples and their checksum, as text."""
+    # {% if cookiecutter.__size == "complete" %}
+    hashes = [tf.fingerprint(x.read_value_no_copy()) for x in tf.nest.flatten(examples)]
+    # {% else %}
+    hashes = [tf.fingerprint(values) for values in tf.nest.flatten(examples)]  # [examples, 8]
+    # {% endif %}
+    return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
+
+
 def shuffle(size, epoch):
     """Return the order of an epoch, [size] int32, a function of --seed and epoch.
 

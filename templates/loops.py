@@ -22,7 +22,8 @@ def train(iterator, steps):
     """Run a loop of training. Return the values of its log line."""
     started_at = time.perf_counter()
     values = run_loop(distributed_train_step, train_metrics, iterator, steps)
-    learning_rate = tf.nest.flatten(optimizer)[0].learning_rate.numpy()  # a GPU has finished now
+    # The first optimizer that is not None. On a GPU, reading it waits for the last step.
+    learning_rate = next(filter(None, tf.nest.flatten(optimizer))).learning_rate.numpy()
     speed = steps * config.global_batch_size / (time.perf_counter() - started_at)
     return {**values, "learning_rate": float(learning_rate), "examples_per_second": speed}
 

@@ -1,5 +1,8 @@
 def compute_losses(labels, predictions):
-    """Return the loss of each example, [batch]. `labels` is None if `preprocess` returns none."""
+    """Return the loss of each example, [batch], such as the mean over its tokens or pixels.
+
+    `labels` is None if `preprocess` returns none.
+    """
     # TODO(you): with several losses or outputs, return a weighted sum.
     return loss_object(labels, predictions)
 

@@ -10,15 +10,19 @@ def create_input(examples, size, training, first_step=0):
     def create_dataset(context):
         """Return this worker's batches, one per step and replica."""
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
-        batch_size = context.get_per_replica_batch_size(config.global_batch_size)
+        batch_size = config.global_batch_size // config.replicas
 
         def list_places(epoch):
-            """Return the places of each batch, [replicas, batch, 3], in turn for each worker."""
+            """Return a dataset of the places of an epoch.
+
+            A place is the epoch, the position in it and the index of the example. An element has
+            the places of one step on one worker, [replicas, batch, 3]; workers take turns.
+            """
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
             # In evaluation the epoch is 0: each validation draws the same random numbers.
-            epochs = tf.fill([len(position)], epoch if training else 0)
-            places = tf.stack([epochs, position, index], axis=1)
+            epoch_column = tf.fill(position.shape, epoch if training else 0)
+            places = tf.stack([epoch_column, position, index], axis=1)
             places = tf.reshape(places, [-1, replicas, batch_size, 3])
             return tf.data.Dataset.from_tensor_slices(places)
 
@@ -32,12 +36,13 @@ def create_input(examples, size, training, first_step=0):
         options.threading.private_threadpool_size = count_cores()
         # {% endif %}
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
-        # With `repeat`, TensorFlow knows that the dataset is endless. Otherwise all workers would
+        # With `repeat`, the cardinality of the dataset is infinite. Otherwise all workers would
         # agree at each step on whether there is a next batch.
+        # Each call holds a batch: more of them would take much memory on machines with many cores.
         # {% if cookiecutter.__size == "complete" %}
-        batches = places.map(create, count_cores()).repeat()
+        batches = places.map(create, min(16, count_cores())).repeat()
         # {% else %}
-        batches = places.map(create, os.cpu_count()).repeat()
+        batches = places.map(create, min(16, os.cpu_count())).repeat()
         # {% endif %}
         return batches.prefetch(2 * replicas).with_options(options)
 

@@ -7,8 +7,11 @@ def share_random_numbers():
     """
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    for kind in ("uniform", "uniform_int", "normal"):
-        name = f"stateless_random_{kind}_v2"
+    for name in (
+        "stateless_random_uniform_v2",
+        "stateless_random_uniform_int_v2",
+        "stateless_random_normal_v2",
+    ):
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
         setattr(operations, name, functools.partial(draw_part, draw))
 
@@ -16,8 +19,9 @@ def share_random_numbers():
 def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
-    If the first dimension is no multiple of the replica's batch, as for a number that all examples
-    share, all replicas draw the same.
+    All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
+    a number that all examples share. A multiple by chance is taken for a batch. A counter has four
+    numbers of 32 bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()
     if context is None or shape.shape[0] == 0:
@@ -34,5 +38,5 @@ def draw_part(draw, shape, **options):
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
     first = tf.cast(part, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)
-    numbers = draw(shape=[size + first % 4], **options)
-    return tf.reshape(numbers[first % 4 :], shape)
+    numbers = draw(shape=[size + 3], **options)  # a constant number, which TPUs need
+    return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)

@@ -1,9 +1,9 @@
-# Settings that a run keeps. Some are flags of the complete script, which may have begun the run.
+# Settings that a run keeps. Some are flags of the complete script, which may have started the run.
 FIXED_SETTINGS = (
     "seed",
     "global_batch_size",
     "learning_rate",
-    "train_examples",
+    "train_data",
     "schedule",
     "clip_norm",
     "ema_momentum",
@@ -20,25 +20,25 @@ def parse_log(text):
 def find_run():
     """Return the checkpoint to resume from or to evaluate, or None.
 
-    Raise WrongInput if the flags would change the results of a run under way.
+    Raise WrongInput if the flags would change the results of a run under way, or if the training
+    data have changed: examples that the model was trained on may be in the test split now.
     """
-    if config.mode != "train":
-        return find_checkpoint("best")
-    checkpoint = find_checkpoint("last")
+    is_training = config.mode == "train"
+    checkpoint = find_checkpoint("last" if is_training else "best")
     if checkpoint:
-        check_run()
+        check_run(FIXED_SETTINGS if is_training else ["train_data"])
     return checkpoint
 
 
-def check_run():
+def check_run(names):
     # {% if cookiecutter.__size == "essential" %}
-    """Raise WrongInput if a setting of the run has changed."""
+    """Raise WrongInput if one of these settings of the run has changed."""
     # {% else %}
-    """Raise WrongInput if a setting of the run has changed, or RunFinished after its last step."""
+    """Raise WrongInput if a setting has changed, or RunFinished after the last step of the run."""
     # {% endif %}
     before = read_file("config.json", parse_object)
     now = describe_run()
-    for name in FIXED_SETTINGS:
+    for name in names:
         if before.get(name) != now.get(name):
             raise WrongInput(
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
@@ -46,7 +46,7 @@ def check_run():
             )
     # {% if cookiecutter.__size == "parameter_server" %}
     lines = read_file("metrics.jsonl", parse_log)
-    if not lines:
+    if not lines or config.mode != "train":
         return
     last_line = lines[-1]
     is_tested = last_line["split"] == "test" and last_line["step"] >= config.last_step
@@ -66,18 +66,17 @@ def check_shared(number):
 
 
 # {% endif %}
-def load_adapted(train_set, is_resumed):
+def load_adapted(train_split, checkpoint):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
-    path = run_path("adapted.json")
     # {% if cookiecutter.__size == "essential" %}
-    if config.worker_index == 0 and not (is_resumed and path.exists()):
-        train = tf.data.Dataset.from_tensor_slices(train_set[0])
+    if config.worker_index == 0 and not checkpoint:
+        train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     barrier()
-    check_shared(int(path.exists()))
+    check_shared(int(run_path("adapted.json").exists()))
     # {% else %}
-    if config.mode == "train" and not (is_resumed and path.exists()):
-        train = tf.data.Dataset.from_tensor_slices(train_set[0])
+    if config.mode == "train" and not checkpoint:
+        train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     # {% endif %}
     adapted.update(read_file("adapted.json", parse_object))
@@ -101,10 +100,6 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # {% if cookiecutter.__size == "essential" %}
     # Kills leave the temporary folders of checkpoints.
-    # {% else %}
-    # With an export, the run would seem finished. Kills leave the other folders.
-    # {% endif %}
     for leftover in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -26,7 +26,8 @@ def read_file(name, parse):
     path = run_path(name)
     try:
         return parse(path.read_text("utf-8"))
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except Exception as error:
+        # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
         raise WrongInput(f"{path} is corrupt ({error}); use another --run-dir") from error
 
 
@@ -40,9 +41,7 @@ def is_kept_on_resume(line, step):
 
     The validation at a checkpoint's step is repeated, since the checkpoint is older.
     """
-    if line["split"] == "train":
-        return line["step"] <= step
-    return line["step"] < step
+    return line["step"] < step or (line["step"] == step and line["split"] == "train")
 
 
 def describe_run():
@@ -52,7 +51,7 @@ def describe_run():
     )
     return {
         # {% if cookiecutter.__size != "complete" %}
-        # Settings of the complete script, which may resume this run or have begun it.
+        # Settings of the complete script, which may resume this run or have started it.
         "schedule": "constant",
         "warmup_steps": 0,
         "precision": "float32",
@@ -69,18 +68,19 @@ def describe_run():
 
 
 def log(split, values):
-    """Add a line to metrics.jsonl, and points to TensorBoard's curves."""
-    # {% if cookiecutter.__size != "parameter_server" %}
-    if config.worker_index > 0:
-        return
-    # {% endif %}
+    """Add a line to metrics.jsonl, and points to TensorBoard's curves. Return the line."""
     epoch = math.ceil(state.step / config.steps_per_epoch)
     line = {"step": state.step, "epoch": epoch, "split": split, **values}
+    # {% if cookiecutter.__size != "parameter_server" %}
+    if config.worker_index > 0:
+        return line
+    # {% endif %}
     with run_path("metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     with create_summary_writer(split).as_default(step=state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
+    return line
 
 
 @functools.cache

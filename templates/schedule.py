@@ -11,8 +11,10 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
         warmup_steps = config.warmup_steps
+        # {% if cookiecutter.task == "text_classification" %}
         if warmup_steps is None:
             warmup_steps = config.last_step // 10
+        # {% endif %}
         decay_steps = max(1, config.last_step - warmup_steps)
         left = 1 - tf.clip_by_value((step - warmup_steps) / decay_steps, 0, 1)
         decay = {"constant": 1.0, "linear": left, "cosine": (1 - tf.cos(math.pi * left)) / 2}

@@ -5,14 +5,16 @@ def create_serving_function(models, example):
     the default takes its first component, and returns the predictions of the first model.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
-    is_tuple = isinstance(specs, tuple)
+    is_tuple = isinstance(example, tuple)
+    first, *others = example if is_tuple else [example]
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), first)
 
-    @tf.function(input_signature=[specs[0] if is_tuple else specs])
+    @tf.function(input_signature=[specs])
     def serve(inputs):
         size = tf.shape(tf.nest.flatten(inputs)[0])[0]
-        zeros = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), specs)
-        batch = (inputs, *zeros[1:]) if is_tuple else inputs  # `preprocess` expects labels too
+        # `preprocess` expects labels too: use the example's labels.
+        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
+        batch = (inputs, *repeated) if is_tuple else inputs
         features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
         return models[0](features, training=False)
 

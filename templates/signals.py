@@ -1,9 +1,11 @@
-signals: list[int] = []  # received while training; Python sees them between loops
+# Received in training or validation, and handled after the next training loop. After the last one,
+# the run is tested and exported as usual.
+signals: list = []
 
 
 # {% include "on_signals.py" %}
 
 
 def exit_on_signals():
-    """End at once on SIGINT or SIGTERM: there is nothing to save."""
+    """End without saving on SIGINT or SIGTERM, when the graph that is running returns."""
     on_signals(lambda *_: exit_process(143))

@@ -1,9 +1,9 @@
 @dataclasses.dataclass
 class State:
-    """Where the run is. Checkpoints contain the step and the best loss."""
+    """Where the run is. Checkpoints contain it."""
 
     step: int = 0
-    best_loss: float = math.inf  # of all validations
+    history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
 
 
 state = State()

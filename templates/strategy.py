@@ -48,8 +48,11 @@ def create_strategy():
     if name == "multi_worker":
         created = create_multi_worker_strategy(addresses)
     elif name == "tpu":
-        connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
-        created = tf.distribute.TPUStrategy(connect(os.environ.get("TPU_NAME", "local")))
+        created = tf.distribute.TPUStrategy(
+            tf.distribute.cluster_resolver.TPUClusterResolver.connect(
+                os.environ.get("TPU_NAME", "local")
+            )
+        )
     else:
         created = create_local_strategy(name)
     config.strategy = name
@@ -80,7 +83,7 @@ def create_local_strategy(name):
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
     # {% if cookiecutter.__size == "complete" %}
-    # The sum of two numbers has the same bits in any order, and one device computes it faster.
+    # The sum of two numbers is bit-identical in any order, and one device computes it faster.
     # With more replicas, the default keeps the order of summation that workers use.
     reduce = tf.distribute.ReductionToOneDevice() if config.replicas == 2 else None
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduce)
@@ -99,12 +102,12 @@ def check_batch_size():
     divisor = config.replicas
     # {% endif %}
     if size % divisor:
-        fix = max(size - size % divisor, divisor)
+        lower = size // divisor * divisor or divisor
         raise WrongInput(
             # {% if cookiecutter.__size == "complete" %}
             f"--global-batch-size {size} is not divisible by {sharers}; "
             # {% else %}
             f"--global-batch-size {size} is not divisible by {divisor} replicas; "
             # {% endif %}
-            f"use {fix} or {fix + divisor}"
+            f"use {lower} or {lower + divisor}"
         )

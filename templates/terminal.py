@@ -11,13 +11,16 @@ def print_status(line, end="\n"):
 
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
-    others = "step epoch split learning_rate gradient_norm examples_per_second input_wait".split()
+    others = "step epoch split learning_rate examples_per_second".split()
+    # {% if cookiecutter.__size == "complete" %}
+    others += "gradient_norm input_wait".split()
+    # {% endif %}
     shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
     return " ".join(shown)
 
 
 def print_progress(trained):
-    """Show a progress bar on a terminal. It fits 60 columns, unlike that of Keras."""
+    """Show a progress bar on a terminal. It fits 60 columns, unlike Keras's."""
     if not sys.stdout.isatty():
         return
     examples_left = (config.last_step - state.step) * config.global_batch_size

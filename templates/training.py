@@ -19,21 +19,25 @@ def train_epochs(train_set, validation_set):
         log("train", trained)
         print_progress(trained)
         # {% if cookiecutter.__size == "parameter_server" %}
-        is_stopped = len(signals) > 0
+        is_stopped = bool(signals)
         # {% else %}
         is_stopped = sum_over_workers(len(signals)) > 0
         # {% endif %}
         if is_stopped or (is_checkpoint_due(first_step) and not is_end_of_epoch()):
             save("last")
+        elif is_end_of_epoch():
+            finish_epoch(validation_set, trained)
+            # {% if cookiecutter.__size == "parameter_server" %}
+            # Workers that got the signal end soon, so another loop may have none.
+            is_stopped = bool(signals)
+            # {% endif %}
         if is_stopped:
             raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
-        if is_end_of_epoch():
-            finish_epoch(validation_set, trained)
 
 
 def check_finite(values):
     """Raise RunFailed, before anything is saved, if the loss or a variable is not finite."""
-    if not (math.isfinite(values["loss"]) and are_weights_finite()):
+    if not (math.isfinite(values["loss"]) and are_variables_finite()):
         raise RunFailed(
             f"the loss or a weight is not finite at step {state.step}, which is not saved; "
             f"try a --learning-rate below {config.learning_rate:g}"
@@ -41,26 +45,27 @@ def check_finite(values):
 
 
 def finish_epoch(validation_set, trained):
-    """Validate, save and log at the end of an epoch."""
+    """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
     check_finite(validated)
-    is_best = validated["loss"] < state.best_loss
-    # "best" is saved first, and "last" with the best loss of before: a run that is killed between
-    # the two repeats the validation, and saves both.
+    is_best = is_lowest_score(validated)
+    # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
+    # saves both here. "last" is saved without this validation, which a resumed run repeats.
     if is_best:
         save("best")
     save("last")
-    if is_best:
-        state.best_loss = validated["loss"]
-    log("validation", validated)
+    state.history.append(log("validation", validated))
     print_epoch(validated, trained, is_best)
+    if end_epoch(state.history):
+        config.last_step = state.step
+        print_status(f"stopped at step {state.step} by `end_epoch`")
 
 
 # {% include "print_epoch.py" %}
 
 
 def test_best_checkpoint(test_set):
-    """Test the best checkpoint and log the result."""
+    """Test the best checkpoint and log the result. The line has the step of the run's end."""
     exit_on_signals()  # everything is saved
     # {% if cookiecutter.__size != "parameter_server" %}
     barrier()  # until the chief has written the best checkpoint

@@ -1,9 +1,13 @@
 def create_training_state(datasets, checkpoint):
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
+    # {% if cookiecutter.__size == "parameter_server" %}
     global GLOBAL_BATCH_SIZE
+    # {% else %}
+    global GLOBAL_BATCH_SIZE, compute_gradients
+    # {% endif %}
     GLOBAL_BATCH_SIZE = config.global_batch_size
-    keras.utils.clear_session()  # layer names are numbered from 1
+    keras.utils.clear_session()  # otherwise layers get other names
     keras.utils.set_random_seed(config.seed)
     loss_object = create_loss_objects(strategy)
     # {% if cookiecutter.__size == "parameter_server" %}
@@ -26,5 +30,10 @@ def create_training_state(datasets, checkpoint):
                 its_optimizer.learning_rate = Schedule(peak)
             # {% endif %}
             # In a traced step it would be too late to create variables (keras#23085).
-            its_optimizer.build(each.trainable_variables)
+            if its_optimizer:
+                its_optimizer.build(each.trainable_variables)
+    # {% if cookiecutter.__size != "parameter_server" %}
+    if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs
+        compute_gradients = tf.function(compute_gradients, jit_compile=True)
+    # {% endif %}
     create_checkpoints()

@@ -1,7 +1,7 @@
 def update(optimizer, gradients, variables):
-    """Apply the sums of all replicas' gradients.
+    """Apply one replica's gradients. The optimizer sums them over all replicas.
 
-    The gradient of an embedding has an index once for each use of the row. Keras's Adam would
-    square each part instead of their sum (keras#19992), so the parts are added up here.
+    The gradient of an embedding lists a row once for each use. Keras's Adam would square each part
+    instead of their sum (keras#19992), so `convert_to_tensor` adds the parts up.
     """
     optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients], variables)

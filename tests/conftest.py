@@ -11,7 +11,6 @@ TensorFlow runs in processes of its own: strategies of several sizes in one proc
 collectives.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -49,6 +48,8 @@ from variants import SMALL_DATA, write_variant
 # The order of the files: those that take seconds come first.
 FILES_IN_ORDER = [
     "test_style",
+    "test_vocabulary",
+    "test_workflows",
     "test_golden",
     "test_rendering",
     "test_update",
@@ -215,6 +216,7 @@ def once(tmp_path_factory):
     The first of pytest's processes that asks computes it, and the others wait. They share the
     parent of their temporary folders.
     """
+    fcntl = pytest.importorskip("fcntl", reason="Windows has no such locks")
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 

@@ -8,7 +8,6 @@ variables during the import, use `running.start` instead.
 import atexit
 import contextlib
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import runpy
 import signal
@@ -16,32 +15,42 @@ import subprocess
 import sys
 import tempfile
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tensorflow", "keras", "sklearn.datasets"])
+# Windows has no fork server; there, only tests run that start no script.
+if sys.platform != "win32":
+    import multiprocessing.forkserver
+
+    CONTEXT = multiprocessing.get_context("forkserver")
+    CONTEXT.set_forkserver_preload(["tensorflow", "keras", "sklearn.datasets"])
 
 
-def run_script(script, flags, env, outputs):
-    """Run a script in this process, as `python SCRIPT FLAGS` does in a new one."""
+def run_script(script, flags, env, folder, outputs):
+    """Run a script in this process, as `python SCRIPT FLAGS` in a folder does in a new one."""
     for descriptor, path in zip((1, 2), outputs, strict=True):
         os.dup2(os.open(path, os.O_WRONLY), descriptor)
     os.environ.clear()
     os.environ.update(env)
-    os.chdir(script.parent)
-    sys.argv = [script.name, *flags]
+    os.chdir(folder)
+    more = env["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in env else []
+    sys.path[:0] = [str(script.parent), *more]
+    sys.argv = [os.path.relpath(script), *flags]
     tempfile.tempdir = None  # Let tempfile read TMPDIR again.
     try:
-        runpy.run_path(script.name, run_name="__main__")
+        runpy.run_path(sys.argv[0], run_name="__main__")
     finally:
         atexit._run_exitfuncs()  # A process of multiprocessing ends without them.
 
 
 class Fork:
-    """A running script, with the methods of subprocess.Popen that the tests use."""
+    """A running script, with the methods of subprocess.Popen that the tests use.
 
-    def __init__(self, script, flags, env):
+    The default folder is the script's. What it prints goes to two files, if none are given.
+    """
+
+    def __init__(self, script, flags, env, folder=None, paths=None):
         self.outputs = [tempfile.NamedTemporaryFile("r", encoding="utf-8") for _ in range(2)]
-        paths = [output.name for output in self.outputs]
-        self.process = CONTEXT.Process(target=run_script, args=(script, flags, env, paths))
+        paths = paths or [output.name for output in self.outputs]
+        arguments = (script, flags, env, folder or script.parent, paths)
+        self.process = CONTEXT.Process(target=run_script, args=arguments)
         ensure_server(env)
         self.process.start()
 
@@ -55,6 +64,9 @@ class Fork:
     def send_signal(self, number):
         if self.poll() is None:
             os.kill(self.process.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
 
     def kill(self):
         self.send_signal(signal.SIGKILL)

@@ -158,7 +158,7 @@ class Slurm:
         return int((self.folder / f"{name}.pid").read_text())
 
     def show(self, job):
-        """Return what Slurm knows about a job, by name."""
+        """Return Slurm's record of a job, by name."""
         words = self.run("scontrol", "show", "job", job).split()
         pairs = [word.split("=", 1) for word in words if "=" in word]
         return dict(pairs)
@@ -175,7 +175,7 @@ class Slurm:
             self.run("scontrol", "update", f"JobId={job}", "StartTime=now+5")
 
     def wait_for(self, job, *states, seconds=180):
-        """Wait until a job is in one of the states. Return what Slurm knows about it."""
+        """Wait until a job is in one of the states. Return Slurm's record of it."""
 
         def find():
             shown = self.show(job)

@@ -43,7 +43,7 @@ class Cluster:
             self.scripts[job, index] = write_variant(script, task_folder, *codes)
 
     def start(self, *flags, tasks=None, begin=fork):
-        """Start some tasks, or all. The flags are those of the last start, if none are given."""
+        """Start some tasks, or all. Without flags, use the flags of the last start."""
         self.flags = flags or self.flags
         for task in tasks or self.scripts:
             env = environment(**tf_config(self.addresses, *task))

@@ -1,5 +1,10 @@
 """What the conditions of train.py answer. See tf_queries.py."""
 
+import contextlib
+import io
+import json
+import os
+
 from tf_queries import load_script
 
 
@@ -8,6 +13,41 @@ def load_with_config(path, settings):
     script = load_script(path)
     script.config = script.Config(**settings)
     return script
+
+
+def is_server_failure(path, kind):
+    """Return what a script of parameter servers says of an error of the coordinator."""
+    script = load_script(path)
+    errors = script.tf.errors
+    if kind == "Unavailable":
+        error = errors.UnavailableError(None, None, "no connection")
+    elif kind == "Cancelled":
+        error = errors.CancelledError(None, None, "cancelled")
+    elif kind == "ClosureInputError":
+        from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+        cause = errors.AbortedError(None, None, "the iterator is lost")
+        error = cluster_coordinator.ClosureInputError(cause)
+    else:
+        error = errors.InvalidArgumentError(None, None, f"/job:ps/task:0 is an {kind}")
+    return script.is_server_failure(error)
+
+
+def explain_graph_error(path, kind, text):
+    """Return the exit code of a worker after an error of TensorFlow, and what it prints.
+
+    The type of the error is a class of tf.errors.
+    """
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    )
+    script = load_with_config(path, {"workers": 2})
+    error = getattr(script.tf.errors, kind)(None, None, text)
+    if hasattr(script, "explain_error"):
+        error = script.explain_error(error)
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        code = script.report_error(error)
+    return code, stderr.getvalue()
 
 
 def list_loop_ends(path, settings, last_step):
@@ -49,3 +89,13 @@ def check_batch_size(path, settings):
     except script.WrongInput as error:
         return str(error)
     return None
+
+
+def find_lowest_scores(path, losses):
+    """Return of each validation loss whether it is lower than all earlier ones."""
+    script = load_script(path)
+    answers = []
+    for loss in losses:
+        answers.append(script.is_lowest_score({"loss": loss}))
+        script.state.history.append({"loss": loss})
+    return answers

@@ -21,7 +21,8 @@ def skip_preprocessing(script):
 def read_batches(path, replicas, examples, batch_size):
     """Return the numbers of the examples and their seeds, batch by batch, of several iterators.
 
-    The data set holds the numbers from 0 to `examples`. A batch is that of all replicas, in order.
+    The data set holds the numbers from 0 to `examples`. A batch has the parts of all
+    replicas, in order.
     """
     script = begin(path, "--replicas", replicas, "--global-batch-size", batch_size)
     skip_preprocessing(script)
@@ -63,7 +64,7 @@ def read_batch(script, iterator):
 
 
 def compare_worker_shares(path):
-    """Compare the batches of one process with two replicas to those of two workers, one each.
+    """Compare the batches of one process with two replicas to the batches of two workers, one each.
 
     Return whether numbers, seeds and weights are equal, for each of 24 batches of three iterators.
     """
@@ -86,7 +87,7 @@ def compare_worker_shares(path):
 def read_shares(script, workers, index, first_step):
     """Return what one worker's replicas get of 24 batches: numbers, seeds and weights of each.
 
-    The batches are those of training from a step on, or those of evaluation for None.
+    The batches are training batches from a step on, or evaluation batches for None.
     """
     script.config.workers = workers
     script.config.worker_index = index
@@ -397,3 +398,27 @@ def log_delayed_loop(path):
 
     script.run_steps = run_steps
     return script.train(None, 7)
+
+
+def count_batches_ahead(path, cores):
+    """Return how many batches are created while nobody reads any, on a machine with some cores."""
+    os.cpu_count = lambda: cores
+    os.sched_getaffinity = lambda pid: range(cores)
+    script = begin(path, "--global-batch-size", 8)
+    created = []
+
+    def count(numbers):
+        tf.numpy_function(lambda: created.append(0), [], [])
+        return numbers
+
+    script.fetch = count
+    skip_preprocessing(script)
+    script.config.steps_per_epoch = 200
+    data = script.load_into_memory(tf.data.Dataset.range(1600), "train")
+    iterator, _ = script.create_input(*data, training=True)
+    next(iterator)
+    before = 0
+    while len(created) > before:  # until the pipeline is full
+        before = len(created)
+        time.sleep(1)
+    return len(created)

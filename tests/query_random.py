@@ -1,9 +1,11 @@
 """Random numbers that replicas draw. See tf_queries.py."""
 
+import types
+
 import keras
 import numpy as np
 import tensorflow as tf
-from tf_queries import begin
+from tf_queries import begin, load_script
 
 BATCH = 24  # examples, on all replicas
 IMAGES = [8, 8, 3]
@@ -190,3 +192,27 @@ def find_counters(path, replicas, shape):
     found = script.strategy.run(find)
     results = script.strategy.experimental_local_results(found)
     return [result.numpy().tolist() for result in results]
+
+
+def draw_with_traced_replicas(path):
+    """Return whether a graph of XLA whose replica is a tensor, as on a TPU, draws its part."""
+    script = load_script(path)
+    script.config.global_batch_size = 8
+    script.config.replicas = 2
+
+    @tf.function(jit_compile=True)
+    def draw_all():
+        return tf.random.stateless_uniform([8, 3], [1, 2])
+
+    expected = draw_all().numpy()
+    script.share_random_numbers()
+    context = types.SimpleNamespace()
+    tf.distribute.get_replica_context = lambda: context
+
+    @tf.function(jit_compile=True)
+    def draw(replica):
+        context.replica_id_in_sync_group = replica
+        return tf.random.stateless_uniform([4, 3], [1, 2])
+
+    found = [draw(tf.constant(replica)) for replica in range(2)]
+    return bool(np.array_equal(np.concatenate(found), expected))

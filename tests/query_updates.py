@@ -319,10 +319,10 @@ def read_scale(script):
 
 
 def compile_steps(path, *flags):
-    """Compile each replica step by XLA, in place of the first loop of a run.
+    """Compile each replica step by XLA, instead of the first loop of a run.
 
-    Return for each step its operations, those of unknown static shape, and its results without
-    and with XLA.
+    Return for each step its operations, the operations of unknown static shape, and its results
+    without and with XLA.
     """
     script = load_script(path)
     answer = {}
@@ -390,3 +390,17 @@ def run_step(script, step, batch, jit_compile):
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
     return result
+
+
+def look_up_split_embedding(layer, rows, parts):
+    """Return the tables of the README's layer, and what it returns for each row."""
+    import math
+
+    import keras
+    import tensorflow as tf
+
+    names = {"keras": keras, "math": math, "tf": tf}
+    exec(layer, names)
+    embedding = names["SplitEmbedding"](rows, 2, parts)
+    found = embedding(tf.range(rows))
+    return [table.numpy().tolist() for table in embedding.tables], found.numpy().tolist()

@@ -125,7 +125,7 @@ def load_hook(name):
 def assert_ruff_clean(paths, folder, *options):
     """Assert that ruff reports nothing and would format nothing. It changes no file.
 
-    The settings are those of the nearest pyproject.toml, unless the options name another.
+    The nearest pyproject.toml has the settings, unless the options name another.
     """
     for command in (["check", "--quiet"], ["format", "--diff", "--quiet"]):
         arguments = [*command, "--no-cache", *options, *map(str, paths)]

@@ -18,7 +18,7 @@ from running import (
     run_script,
     train,
 )
-from variants import SMALL_IMAGES, replace_image_model, write_variant
+from variants import SMALL_DATA, SMALL_IMAGES, replace_image_model, write_variant
 
 LONG = pytest.mark.long
 SHORT = ("--epochs", "2", "--steps-per-loop", "5")
@@ -32,9 +32,9 @@ def test_checkpoints_hold_weights_slots_and_counters(train_once):
     contents = query("runs.read_contents", train_once(*FLAGS))
     last = contents["last"]
     best = contents["best"]
-    counters = {"step", "names", "save_counter"}
+    counters = {"step", "names", "history", "save_counter"}
     assert set(best) == {"model", *counters}
-    assert set(last) == {"model", "optimizer", "best_loss", *counters}
+    assert set(last) == {"model", "optimizer", *counters}
     # Six weights and the random state of Dropout. Adam has two moments of each weight, its step
     # and its learning rate. Metrics are not saved.
     assert len(last["model"]) == len(best["model"]) == 6 + 1
@@ -68,7 +68,7 @@ def garble(path):
 
 
 # What is done to which files of checkpoints/, and the checkpoint that the output names.
-DAMAGES = {
+CORRUPTIONS = {
     "data cut": (cut, "last/ckpt-234.data*", "last/ckpt-234"),
     "data flipped": (flip, "last/ckpt-234.data*", "last/ckpt-234"),
     "data empty": (empty, "last/ckpt-234.data*", "last/ckpt-234"),
@@ -83,17 +83,17 @@ DAMAGES = {
     "best flipped": (flip, "best/ckpt-234.data*", "best/ckpt-234"),
     "two indexes cut": (cut, "last/ckpt-2*.index", "last/ckpt-214"),
 }
-SHORT_DAMAGES = ("data flipped", "best flipped")
-LONG_DAMAGES = tuple(name for name in DAMAGES if name not in SHORT_DAMAGES)
+SHORT_CORRUPTIONS = ("data flipped", "best flipped")
+LONG_CORRUPTIONS = tuple(name for name in CORRUPTIONS if name not in SHORT_CORRUPTIONS)
 
 
-def apply_damage(run_dir, name):
-    """Damage files of a run. Return the checkpoint that the output must name."""
-    damage, pattern, named = DAMAGES[name]
+def apply_corruption(run_dir, name):
+    """Corrupt files of a run. Return the checkpoint that the output must name."""
+    corrupt, pattern, named = CORRUPTIONS[name]
     paths = list((run_dir / "checkpoints").glob(pattern))
     assert paths
     for path in paths:
-        damage(path)
+        corrupt(path)
     return named
 
 
@@ -108,7 +108,7 @@ def assert_names_checkpoint(output, named):
 
 @pytest.mark.parametrize(
     "names",
-    [SHORT_DAMAGES, pytest.param(LONG_DAMAGES, marks=LONG)],
+    [SHORT_CORRUPTIONS, pytest.param(LONG_CORRUPTIONS, marks=LONG)],
     ids=["some", "others"],
 )
 def test_resume_skips_a_corrupt_checkpoint(names, complete_script, train_once, tmp_path):
@@ -117,7 +117,7 @@ def test_resume_skips_a_corrupt_checkpoint(names, complete_script, train_once, t
     script = write_variant(complete_script, tmp_path)
     for name in names:
         shutil.copytree(half, tmp_path / name)
-        named = apply_damage(tmp_path / name, name)
+        named = apply_corruption(tmp_path / name, name)
         output = train(script, *CORRUPT_FLAGS, "6", "--run-dir", tmp_path / name)
         assert_names_checkpoint(output, named)
         assert read_numbers(tmp_path / name) == read_numbers(expected), name
@@ -127,15 +127,15 @@ def test_resume_skips_a_corrupt_checkpoint(names, complete_script, train_once, t
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("damage", [cut, os.remove])
+@pytest.mark.parametrize("corrupt", [cut, os.remove])
 def test_resume_rejects_a_run_without_a_complete_checkpoint(
-    damage, complete_script, train_once, tmp_path
+    corrupt, complete_script, train_once, tmp_path
 ):
     script = write_variant(complete_script, tmp_path)
     run_dir = tmp_path / "run"
     shutil.copytree(train_once(*CORRUPT_FLAGS, "3"), run_dir)
     for path in (run_dir / "checkpoints" / "last").glob("ckpt-*"):
-        damage(path)
+        corrupt(path)
     log = (run_dir / "metrics.jsonl").read_bytes()
     outcome = run_script(script, *CORRUPT_FLAGS, "6")
     assert_fails(outcome, 2, "no complete checkpoint", "run/checkpoints/last")
@@ -223,6 +223,16 @@ def test_run_killed_between_best_and_last_checkpoint_resumes(
     assert step not in list_checkpoints(run_dir, "last")
     train(script, *flags)
     assert_same_run(run_dir, train_once(*flags))
+
+
+def test_new_run_ignores_the_best_checkpoints_of_an_older_one(complete_script, tmp_path):
+    code = SMALL_DATA["image_classification"]
+    script = write_variant(complete_script, tmp_path, code)
+    train(script, "--epochs", "3")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "last")
+    train(script, "--epochs", "1", "--seed", "1")
+    [line] = read_split(tmp_path / "run", "test")
+    assert list_checkpoints(tmp_path / "run", "best") == [line["step"]]
 
 
 @pytest.mark.long

@@ -72,7 +72,7 @@ BAD_FLAGS_OF_ESSENTIAL = {
     "run directory below a file": ("--run-dir file/run", "--run-dir file/run"),
 }
 
-# Of a run that exists: the flags, and what the line has to name.
+# For an existing run: the flags, and the names that the line must have.
 CHANGED_FLAGS = {
     "seed": ("--seed 8", "seed", " 0", " 8"),
     "batch size": ("--global-batch-size 32", "batch", " 64", " 32"),
@@ -136,8 +136,8 @@ BAD_WITH_TF_CONFIG = {
     ),
 }
 
-# Damages to the config.json of a run that exists: its new text, or None to remove it.
-DAMAGED_CONFIGS = {"corrupt": "{", "list": "[]", "text": '"text"', "empty": "", "missing": None}
+# Corrupt versions of the config.json of an existing run: its text, or None to remove it.
+CORRUPT_CONFIGS = {"corrupt": "{", "list": "[]", "text": '"text"', "empty": "", "missing": None}
 
 
 def furnish(folder):
@@ -227,14 +227,14 @@ def test_resume_rejects_changed_flags(name, run_all, complete_script, train_once
     assert_case_rejected(results[name], *words)
 
 
-@pytest.mark.parametrize("name", DAMAGED_CONFIGS)
+@pytest.mark.parametrize("name", CORRUPT_CONFIGS)
 def test_resume_rejects_corrupt_config(name, complete_script, train_once, tmp_path):
     shutil.copytree(train_once(*SHORT), tmp_path / "run")
     config = tmp_path / "run" / "config.json"
-    if DAMAGED_CONFIGS[name] is None:
+    if CORRUPT_CONFIGS[name] is None:
         config.unlink()
     else:
-        config.write_text(DAMAGED_CONFIGS[name], encoding="utf-8")
+        config.write_text(CORRUPT_CONFIGS[name], encoding="utf-8")
     before = hash_tree(tmp_path)
     [outcome] = run_commands([create_command(complete_script, tmp_path, SHORT)])
     assert_rejected(outcome, "run/config.json")

@@ -101,3 +101,32 @@ def test_batch_is_divisible_by_accumulation(complete_script):
     settings = {"global_batch_size": 12, "replicas": 2, "accumulation_steps": 4}
     error = check_batch_size(complete_script, **settings)
     assert error.endswith("is not divisible by 8 replicas times --accumulation-steps; use 8 or 16")
+
+
+def test_score_is_the_lowest_if_no_earlier_one_is_as_low(scripts):
+    for script in scripts.values():
+        answers = query("conditions.find_lowest_scores", script, [2.0, 2.0, 1.0, 1.5, 0.5])
+        assert answers == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("size", ["essential", "complete"])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("UnavailableError", "connection reset"),
+        ("AbortedError", "the collective was aborted"),
+        ("UnknownError", "Error invoking NCCL: unhandled system error"),
+    ],
+)
+def test_error_of_a_lost_worker_can_be_resumed(kind, text, size, scripts):
+    code, errors = query("conditions.explain_graph_error", scripts[size], kind, text)
+    assert code == 143
+    assert "worker failed; start all workers again" in errors
+
+
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_unknown_error_of_a_hook_has_a_traceback(size, scripts):
+    text = "ConnectionAbortedError: the hook has lost its database"
+    code, errors = query("conditions.explain_graph_error", scripts[size], "UnknownError", text)
+    assert code == 1
+    assert text in errors

@@ -4,12 +4,13 @@ import os
 import statistics
 
 import pytest
+from rendering import SIZES
 from running import WORKERS, begin_query, query, read_answer, worker_environments
 from variants import write_variant
 
 EXAMPLES = 203
 BATCH_SIZE = 20
-STEPS = EXAMPLES // BATCH_SIZE  # of an epoch
+STEPS = EXAMPLES // BATCH_SIZE  # per epoch
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,11 @@ def test_each_evaluation_has_the_same_seeds(batches):
     assert seeds[:half] == seeds[half:]
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_many_cores_hold_few_batches(size, scripts):
+    assert query("input.count_batches_ahead", scripts[size], 64) < 25
+
+
 def test_workers_read_the_batches_of_one_process(complete_script):
     results = query("input.compare_worker_shares", complete_script)
     assert len(results) == 3 * 24 * 3  # numbers, seeds and weights of 24 batches, three times
@@ -129,7 +135,7 @@ LIMITS = {
     "meeting": (0, 5),
     "mean meeting": (-5, 5),
     "spread of meetings": (0.4, 1.8),
-    "places": (0, 2.2),  # Of 10,000 random orders, 1 is above this limit.
+    "places": (0, 2.2),  # 1 of 10,000 random orders is above this limit.
 }
 
 

@@ -1,8 +1,10 @@
-"""Every command of the READMEs is executed, as it stands there.
+"""Every command of the READMEs and of docs/*.md is executed, as written.
 
 `uv` and `uvx` download what a project needs. Here, programs of these names come first in PATH and
 run the same with the Python of the tests, `train.py` for one epoch if no number is given. What
 takes minutes or needs a cluster is executed by another test, which ELSEWHERE names.
+
+README.md is short, its links resolve, and the code that it shows is in the rendering.
 """
 
 import json
@@ -17,23 +19,33 @@ from pathlib import Path
 import pytest
 import versions
 import yaml
-from rendering import TASKS, TEMPLATE, combine_choices, read_questions, write_user_config
+from rendering import (
+    DEFAULT_CHOICES,
+    TASKS,
+    TEMPLATE,
+    combine_choices,
+    read_questions,
+    write_user_config,
+)
 from running import environment, find_free_ports
 from variants import SMALL_DATA, edit_all_hooks, write_variant
 
 LONG = pytest.mark.long
 SLUG = "a_project"
+README = "README.md"
+MOST_WORDS = 1000  # in README.md
+LOOP = "def train_step(batch)"  # in the block of README.md that shows the loop
 
 # Blocks that are no commands, by how they begin.
 OUTPUT = (
     "one_device on 1 × CPU",
-    "train.py              the script",
+    "train.py              the training script",
     "preprocess: with training=True",
     "checkpoint = ",
 )
 
 # Text in backquotes is a command if it begins with one of these programs.
-PROGRAMS = r"(?:[A-Z_]+='?[^`]*? )?(?:uv|uvx|python3?|kubectl) [^`]+"
+PROGRAMS = r"(?:[A-Z_]+='?[^`]*? )?(?:(?:\.uv/bin/)?uvx?|python3?|kubectl|export) [^`]+"
 # Text in backquotes that only names a command.
 NO_COMMANDS = ("uv run", "kubectl delete -f", "kubectl delete node")
 
@@ -48,17 +60,17 @@ class Elsewhere(typing.NamedTuple):
 
 ELSEWHERE = [
     Elsewhere(
-        r".* uv run pytest -n 2 --dist worksteal -m .*",
+        r"\.uv/bin/uv run pytest -n 3 --dist worksteal -m .*",
         ".ci/run",
-        ("grep 'run pytest -n 2' README",),
+        ("grep 'run pytest -n' README",),
     ),
     Elsewhere(
-        r"python benchmarks/side_by_side.py",
+        r"uv run benchmarks/side_by_side.py",
         ".ci/run",
         ("uv run benchmarks/side_by_side.py",),
     ),
     Elsewhere(
-        r"python benchmarks/parameter_server.py",
+        r"uv run benchmarks/parameter_server.py",
         ".ci/run",
         ("uv run benchmarks/parameter_server.py",),
     ),
@@ -70,7 +82,7 @@ ELSEWHERE = [
     ),
     # With the versions of these tests; other versions need environments of about 2 GB each.
     Elsewhere(
-        r"python3 -m uv run tests/versions.py",
+        r"uv run tests/versions.py",
         "tests/test_documentation.py",
         ("versions.check(",),
     ),
@@ -82,7 +94,7 @@ ELSEWHERE = [
     Elsewhere(
         r"uv run train.py --run-dir run-ink",
         "tests/test_tasks.py",
-        ("test_worked_edit_of_the_readme",),
+        ("test_worked_edit_of_the_page",),
     ),
     Elsewhere(
         r"(uv run )?python launch/local.py --ps 2 --workers 2",
@@ -91,10 +103,10 @@ ELSEWHERE = [
     ),
     # There, the commands are read from the project's README; the others are the same.
     Elsewhere(
-        r"for version in v0.1.0 main; do uvx cookiecutter .*|git (merge-file|add) .*update.*"
+        r"for version in \S+ main; do uvx cookiecutter .*|git (merge-file|add) .*update.*"
         r"|git add .cruft.json .*|uvx cruft .*",
         "tests/test_update.py",
-        ("commands are those of the project's README", "cruft create", "def read_commands"),
+        ("commands are read from the project's README", "cruft create", "def read_commands"),
     ),
     Elsewhere(
         r"sbatch( --nodes 4)? launch/slurm.sbatch( --run-dir run)?( --epochs 50)?",
@@ -108,10 +120,10 @@ ELSEWHERE = [
     ),
 ]
 
-# Commands that need a container engine or an API server. The README says that they were not run;
+# Commands that need a container engine or an API server. The README states that they were not run;
 # their arguments are compared with the files that they name.
 NOT_RUN = r"(docker|kubectl) .*"
-NOT_RUN_NOTICE = "No API server has seen the file, no image was built"
+NOT_RUN_NOTICE = "never applied; the image was never built"
 
 
 def read_blocks(text):
@@ -144,12 +156,17 @@ def find_command(text, pattern):
 # --------------------------------------------------------------------------------------------------
 
 # Commands that tests below execute.
-FIRST = r"python3 -m pip install -q uv && .* cookiecutter --no-input -o demo \. .* train\.py"
-FAULTS = r"FAULTS_KILLS=\d+ FAULTS_TERMS=\d+ .*test_faults\.py"
-PAIRS = r"FLAGS_PAIRS=all .*test_training_flags\.py -k pairs"
+INSTALL = r"python3 -m pip install -q --target \.uv uv"
+EXPORT = r"export PATH=.*"
+FIRST = r"\.uv/bin/uv tool run cookiecutter --no-input -o demo \. .* train\.py"
+RESUME = r"\.uv/bin/uv run --directory demo/tf_distribute train\.py"
+OF_TESTS = r"(?:FAULTS_\w+=\d+ |FLAGS_PAIRS=all )*uv run pytest (?:-s )?tests/\w+\.py(?: -k .*)?"
 GROW = r"for script in essential complete; do uvx cookiecutter .*; done"
 MERGE = r"git merge-file train\.py \.\./grow/essential/train\.py \.\./grow/complete/train\.py"
-GOLDEN = r"GOLDEN=write .* pytest tests/test_golden\.py"
+GOLDEN = r"GOLDEN=write uv run pytest tests/test_golden\.py"
+LINES = r"wc -l tests/golden/\*/train\.py"
+SIMULATE = r"uv run benchmarks/scaling\.py simulate"
+MEASURE = r"uv run benchmarks/scaling\.py measure"
 QUESTIONS = r"uvx cookiecutter gh:org/template && cd tf_distribute && uv run train\.py"
 TRAIN = r"uv run train\.py|python train\.py"
 EVALUATE = r"uv run train\.py --mode evaluate"
@@ -162,12 +179,17 @@ FOLLOW = r"uv run train\.py --mode continuous_evaluate"
 CURVES = r"uvx --with tensorboard tensorboard --logdir run/tensorboard"
 OF_A_TASK = r"uv run train\.py --run-dir run-(bert|fashion) .*"
 EXECUTED = [
+    INSTALL,
+    EXPORT,
     FIRST,
-    FAULTS,
-    PAIRS,
+    RESUME,
+    OF_TESTS,
     GROW,
     MERGE,
     GOLDEN,
+    LINES,
+    SIMULATE,
+    MEASURE,
     QUESTIONS,
     TRAIN,
     EVALUATE,
@@ -182,11 +204,17 @@ EXECUTED = [
 ]
 
 
+def read_pages():
+    """Return the texts of README.md and of docs/*.md, by path."""
+    paths = [TEMPLATE / README, *sorted(TEMPLATE.glob("docs/*.md"))]
+    return {path.relative_to(TEMPLATE).as_posix(): path.read_text("utf-8") for path in paths}
+
+
 @pytest.fixture(scope="module")
 def readmes(render, tmp_path_factory):
-    """Return the texts of the template's README, and of the projects' of all answers."""
+    """Return the texts of the template's pages, and of the projects' READMEs of all answers."""
     folder = tmp_path_factory.mktemp("readmes")
-    texts = {"": (TEMPLATE / "README.md").read_text(encoding="utf-8")}
+    texts = read_pages()
     for answers in combine_choices():
         name = "-".join(answers.values())
         project = render(folder / name, accept_hooks=False, project_slug=SLUG, **answers)
@@ -195,7 +223,7 @@ def readmes(render, tmp_path_factory):
 
 
 def find_all_commands(readmes):
-    """Return the commands of all READMEs, each with the first README that has it."""
+    """Return the commands of all pages, each with the first page that has it."""
     found = {}
     for name, text in readmes.items():
         for command in read_commands(text):
@@ -204,10 +232,10 @@ def find_all_commands(readmes):
 
 
 def find_pattern(command, name):
-    """Return the one pattern that matches a command of a README."""
+    """Return the one pattern that matches a command of a page."""
     patterns = [*EXECUTED, *(each.pattern for each in ELSEWHERE), NOT_RUN]
     matches = [pattern for pattern in patterns if re.fullmatch(pattern, command)]
-    assert len(matches) == 1, f"README of {name or 'the template'}: {command}\n{matches}"
+    assert len(matches) == 1, f"{name}: {command}\n{matches}"
     return matches[0]
 
 
@@ -241,15 +269,39 @@ MARKS = (
 PYTHON_TESTS = ("test_tasks", "test_export", "test_parameter_servers")
 
 
+def read_loop(text):
+    """Return the block of README.md that shows the loop."""
+    [block] = [block for _, block in read_blocks(text) if LOOP in block]
+    return block
+
+
+def test_loop_of_the_readme_is_in_the_rendering(readmes, render, tmp_path):
+    script = render(tmp_path) / "train.py"
+    rendering = script.read_text(encoding="utf-8")
+    functions = read_loop(readmes[README]).strip().split("\n\n\n")
+    assert len(functions) == 3
+    for function in functions:
+        assert f"\n\n\n{function}\n\n\n" in rendering
+
+
+def list_code(readmes):
+    """Return the blocks of Python of all pages, without the loop of README.md."""
+    loop = read_loop(readmes[README])
+    blocks = []
+    for name, text in readmes.items():
+        for language, block in read_blocks(text):
+            if language and (name, block) != (README, loop):
+                assert language == "python", f"{name}: {block}"
+                blocks.append(block)
+    return blocks
+
+
 def test_each_block_of_python_is_executed(readmes):
     files = [TEMPLATE / "tests" / f"{name}.py" for name in PYTHON_TESTS]
     tests = "".join(file.read_text(encoding="utf-8") for file in files)
-    for name, text in readmes.items():
-        for language, block in read_blocks(text):
-            if language:
-                assert language == "python", f"{name}: {block}"
-                [mark] = [mark for mark in MARKS if mark in block]
-                assert mark in tests
+    for block in list_code(readmes):
+        [mark] = [mark for mark in MARKS if mark in block]
+        assert mark in tests
 
 
 def test_blocks_of_the_checkpoint_are_the_one_that_is_executed(readmes):
@@ -259,10 +311,98 @@ def test_blocks_of_the_checkpoint_are_the_one_that_is_executed(readmes):
                 assert block == CHECKPOINT, name
 
 
-def test_command_that_nothing_executes_is_found(readmes):
-    block = "\n```\npython3 -m uv run nothing.py\n```\n"
-    with pytest.raises(AssertionError, match="of the template: python3 -m uv run nothing.py"):
-        test_each_command_is_executed({**readmes, "": readmes[""] + block})
+@pytest.mark.parametrize("page", [README, "docs/tests.md"])
+def test_command_that_nothing_executes_is_found(page, readmes):
+    block = "\n```\nuv run nothing.py\n```\n"
+    with pytest.raises(AssertionError, match=f"{page}: uv run nothing.py"):
+        test_each_command_is_executed({**readmes, page: readmes[page] + block})
+
+
+@pytest.mark.parametrize("file", [".ci/run", "CONTRIBUTING.md"])
+def test_uv_is_installed_as_the_readme_says(file, readmes):
+    content = (TEMPLATE / file).read_text(encoding="utf-8")
+    for pattern in (INSTALL, EXPORT):
+        assert f"\n{find_command(readmes[README], pattern)}\n" in content
+
+
+def read_update_commands(text):
+    """Return the commands of a page that update a project, without the version."""
+    version = re.search(r"for version in (\S+) main", text)[1]
+    [update] = [each for each in ELSEWHERE if each.file == "tests/test_update.py"]
+    commands = [each for each in read_commands(text) if re.fullmatch(update.pattern, each)]
+    return {command.replace(version, "VERSION") for command in commands}
+
+
+def test_update_page_has_the_commands_of_a_project(readmes):
+    project = "-".join(DEFAULT_CHOICES.values())
+    page = read_update_commands(readmes["docs/update.md"])
+    create = "uvx cruft create https://github.com/org/template"
+    assert page == {*read_update_commands(readmes[project]), create}
+
+
+# --------------------------------------------------------------------------------------------------
+# README.md is short, and its links resolve
+# --------------------------------------------------------------------------------------------------
+
+LINKING = [
+    README,
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    *(path.relative_to(TEMPLATE).as_posix() for path in sorted(TEMPLATE.glob("docs/**/*.md"))),
+]
+
+
+def test_readme_is_short(readmes):
+    assert len(readmes[README].split()) <= MOST_WORDS
+
+
+def test_placeholder_is_once_in_the_readme(readmes):
+    text = readmes[README]
+    assert text.count("gh:org/template` is a placeholder") == 1
+    assert len(re.findall(r"(?m)^.*gh:org/template(?!`)", text)) == 1
+    assert text.index("org/template") > text.index(find_command(text, FIRST))
+
+
+def read_links(text):
+    """Return the links of a page to files: pairs of a path and a heading's anchor."""
+    links = re.findall(r"\]\(([^)\s#]*)#?([^)\s]*)\)", text)
+    return [(path, anchor) for path, anchor in links if "://" not in path]
+
+
+def read_anchors(path):
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"(?m)^#+ (.*)$", path.read_text(encoding="utf-8"))
+    return [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
+def find_broken_links(page, text):
+    """Return the links of a page whose file or heading doesn't exist."""
+    broken = []
+    for path, anchor in read_links(text):
+        target = (TEMPLATE / page).parent / path if path else TEMPLATE / page
+        if not target.exists() or (anchor and anchor not in read_anchors(target)):
+            broken.append(f"{path}#{anchor}")
+    return broken
+
+
+@pytest.mark.parametrize("page", LINKING)
+def test_links_resolve(page):
+    text = (TEMPLATE / page).read_text(encoding="utf-8")
+    assert find_broken_links(page, text) == []
+
+
+@pytest.mark.parametrize("link", ["docs/nothing.md#", "docs/tests.md#nothing", "#nothing"])
+def test_broken_link_is_found(link):
+    assert find_broken_links(README, f"[x]({link})") == [link]
+
+
+def test_each_page_is_in_the_index(readmes):
+    _, _, index = readmes[README].partition("\n## Documentation\n")
+    section = index.partition("\n## ")[0]
+    linked = {path for path, _ in read_links(section)}
+    pages = {page for page in read_pages() if page != README}
+    assert pages | {"docs/recipes/README.md", "benchmarks/README.md"} <= linked
 
 
 # --------------------------------------------------------------------------------------------------
@@ -278,8 +418,10 @@ case "${{0##*/}} $1" in
     uvx*) ;;
     *) echo "uv $* is not known to the tests" >&2; exit 9 ;;
 esac
+if [ "$1" = --directory ]; then cd "$2"; shift 2; fi
 case "$1" in
     train.py) shift; exec {python} train.py --epochs 1 "$@" ;; # the last --epochs counts
+    *.py) exec {python} "$@" ;;
     python) shift; exec {python} "$@" ;;
     tensorboard) shift; exec {python} -m tensorboard.main "$@" ;;
     *) exec {python} -m "$@" ;;
@@ -287,8 +429,9 @@ esac
 """
 PYTHON = """#!/bin/sh
 case "$1 $2" in
-    "-m pip") [ "$*" = "-m pip install -q uv" ]; exit $? ;;
-    "-m uv") shift 2; exec uv "$@" ;;
+    "-m pip")
+        [ "$*" = "-m pip install -q --target .uv uv" ] || exit 9
+        mkdir -p .uv/bin && ln -sf {folder}/uv .uv/bin/uv; exit $? ;;
     train.py*) shift; exec {python} train.py --epochs 1 "$@" ;;
     *) exec {python} "$@" ;;
 esac
@@ -298,13 +441,15 @@ esac
 def write_programs(folder):
     """Write programs named uv, uvx, python and python3."""
     for name, text in {"uv": UV, "uvx": UV, "python": PYTHON, "python3": PYTHON}.items():
-        (folder / name).write_text(text.format(python=sys.executable), encoding="utf-8")
+        (folder / name).write_text(
+            text.format(python=sys.executable, folder=folder), encoding="utf-8"
+        )
         (folder / name).chmod(0o755)
 
 
 def copy_template(folder):
     """Copy the files of a checkout of the template."""
-    names = (".git", "__pycache__", "demo", ".venv", ".*_cache", "*.png", "*.gif")
+    names = (".git", "__pycache__", "demo", ".uv", ".venv", ".*_cache", "*.png", "*.gif")
     shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns(*names))
 
 
@@ -382,17 +527,29 @@ def create_project(render, tmp_path):
 
 
 @pytest.mark.long
-def test_first_command_renders_and_trains(execute, root, readmes):
-    output = execute(find_command(readmes[""], FIRST), root)
+def test_first_commands_render_and_train(execute, root, readmes):
+    readme = readmes[README]
+    execute(find_command(readme, INSTALL), root)
+    output = execute(find_command(readme, FIRST), root)
     assert "written to run" in output
     assert (root / "demo" / "tf_distribute" / "run" / "export").is_dir()
+    assert "resumed at step" in execute(find_command(readme, RESUME), root)
+    output = execute(f"{find_command(readme, EXPORT)}; command -v uv", root)
+    assert output == f"{root}/.uv/bin/uv\n"
+
+
+# The commands of all pages that run tests of the template.
+TEST_COMMANDS = []
+for page in read_pages().values():
+    for each in read_commands(page):
+        if re.fullmatch(OF_TESTS, each):
+            TEST_COMMANDS.append(each)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pattern", [FAULTS, PAIRS])
-def test_commands_of_tests_find_their_tests(pattern, execute, root, readmes):
+@pytest.mark.parametrize("command", dict.fromkeys(TEST_COMMANDS))
+def test_commands_of_tests_find_their_tests(command, execute, root):
     # They take minutes or hours, so only their files, options and variables are tested.
-    command = find_command(readmes[""], pattern)
     output = execute(command, root, PYTEST_ADDOPTS="--collect-only -q -p no:cacheprovider")
     assert re.search(r"\d+(/\d+)? tests collected", output)
     file = (root / re.search(r"tests/\w+\.py", command)[0]).read_text(encoding="utf-8")
@@ -405,8 +562,35 @@ def test_golden_command_writes_the_golden_files(execute, root, readmes):
     golden = root / "tests" / "golden" / "default" / "train.py"
     before = golden.read_bytes()
     golden.write_bytes(b"")
-    execute(find_command(readmes[""], GOLDEN), root, PYTEST_ADDOPTS="-p no:cacheprovider")
+    command = find_command(readmes["docs/tests.md"], GOLDEN)
+    execute(command, root, PYTEST_ADDOPTS="-p no:cacheprovider")
     assert golden.read_bytes() == before
+
+
+def test_page_has_the_lines_of_each_variant(execute, readmes):
+    page = readmes["docs/variants.md"]
+    output = execute(find_command(page, LINES), TEMPLATE)
+    counts = {}
+    for count, name in re.findall(r"(\d+) tests/golden/(\w+)/train.py", output):
+        counts[name] = int(count)
+    stated = [int(count.replace(",", "")) for count in re.findall(r"about ([\d,]+)", page)]
+    found = [counts[name] for name in ("default", "complete", "parameter_server")]
+    assert stated == pytest.approx(found, abs=50)
+
+
+def test_simulation_prints_the_tables_of_the_page(execute, readmes):
+    page = readmes["docs/scaling.md"]
+    output = execute(find_command(page, SIMULATE), TEMPLATE)
+    lines = [line for line in output.splitlines() if line.startswith("|")]
+    assert len(lines) == 12
+    assert set(lines) <= set(page.splitlines())
+
+
+@pytest.mark.long
+def test_scaling_is_measured(execute, root, readmes):
+    command = find_command(readmes["docs/scaling.md"], MEASURE)
+    output = execute(f"{command} --workers 1 2 --steps 20", root)
+    assert output.count("\n| ") >= 3  # a header and two rows
 
 
 NUMBERS = ["No", "One", "Two", "Three", "Four", "Five", "Six", "Seven"]
@@ -414,8 +598,8 @@ NUMBERS = ["No", "One", "Two", "Three", "Four", "Five", "Six", "Seven"]
 
 def test_first_steps_ask_as_many_questions_as_the_readme_says(execute, readmes, tmp_path):
     count = len(read_questions())
-    assert f"{NUMBERS[count]} questions" in readmes[""]
-    output = execute(f"yes '' | {find_command(readmes[''], QUESTIONS)}", tmp_path)
+    assert f"{NUMBERS[count].lower()} questions" in readmes[README]
+    output = execute(f"yes '' | {find_command(readmes[README], QUESTIONS)}", tmp_path)
     assert f"[{count}/{count}]" in output
     assert "written to run" in output
     assert (tmp_path / "tf_distribute" / "run" / "export").is_dir()
@@ -424,10 +608,12 @@ def test_first_steps_ask_as_many_questions_as_the_readme_says(execute, readmes, 
 @pytest.mark.long
 @pytest.mark.parametrize("task", [None, "tabular_regression"])
 def test_commands_grow_a_script(task, execute, readmes, render, tmp_path):
-    """Of the template's README, for the default task, and of a project's."""
+    """Of docs/variants.md, for the default task, and of a project's README."""
     project = render(tmp_path / "x", task=task or TASKS[0], project_slug=SLUG)
     script = project / "train.py"
-    readme = (project / "README.md").read_text(encoding="utf-8") if task else readmes[""]
+    readme = (
+        (project / "README.md").read_text(encoding="utf-8") if task else readmes["docs/variants.md"]
+    )
     script.write_text(edit_all_hooks(script.read_text("utf-8")), encoding="utf-8")
     execute(find_command(readme, GROW), project)
     execute(find_command(readme, MERGE), project)
@@ -458,6 +644,7 @@ for one, other in zip(model.variables, export.variables, strict=True):
 @pytest.mark.long
 def test_commands_train_evaluate_and_test_a_project(execute, create_project):
     project, readme = create_project()
+    execute(find_command(readme, INSTALL), project)
     assert "usage: train.py" in execute(find_command(readme, HELP), project)
     commands = [command for command in read_commands(readme) if re.fullmatch(TRAIN, command)]
     for command in commands:

@@ -82,21 +82,28 @@ def count_signals(number, place):
     return len(range(places.index(place), total, len(places)))
 
 
-def begin(place, script, *flags):
+def begin(place, script, *flags, start=fork):
     """Start a run. Return its processes."""
     if place == TWO_WORKERS:
-        return start_workers(script, WORKERS, *flags)
+        return start_workers(script, WORKERS, *flags, begin=start)
     return [start(script, *flags, *flags_of(2 if place == TWO_REPLICAS else 1))]
 
 
-def wait_for_moment(run_dir, process, chance):
-    """Wait until a random moment of a run: seldom while it starts, most often while it trains.
+def begin_until_random_moment(place, script, chance):
+    """Start a run and wait: seldom while TensorFlow starts, most often while it trains.
 
-    Return whether it has begun to train.
+    Return the processes, and whether the run has begun to train.
     """
     if chance.random() < 0.1:
+        processes = begin(place, script, *FLAGS, start=start)
         time.sleep(chance.uniform(0, 6))
-        return False
+        return processes, False
+    processes = begin(place, script, *FLAGS)
+    return processes, wait_until_training(script.parent / "run", processes[0], chance)
+
+
+def wait_until_training(run_dir, process, chance):
+    """Wait until a random moment of a run's training. Return whether it has begun to train."""
     has_begun = watch_log(run_dir)
     wait_until(lambda: has_begun() or process.poll() is not None, timeout=120)
     if process.poll() is not None:
@@ -149,8 +156,7 @@ def disturb(number, place, script, chance):
 
     Return whether the signal came before the run's own end.
     """
-    processes = begin(place, script, *FLAGS)
-    is_training = wait_for_moment(script.parent / "run", processes[0], chance)
+    processes, is_training = begin_until_random_moment(place, script, chance)
     target = chance.choice(processes)
     others = [process for process in processes if process is not target]
     target.send_signal(number)
@@ -225,10 +231,10 @@ def stop(process, number, seconds=10):
 
 @pytest.mark.long
 def test_signal_in_validation_saves(complete_script, train_once, tmp_path):
-    process = start(write_variant(complete_script, tmp_path, SLOW_VALIDATION), *TWO_EPOCHS)
+    process = fork(write_variant(complete_script, tmp_path, SLOW_VALIDATION), *TWO_EPOCHS)
     run_dir = tmp_path / "run"
     wait_until(lambda: (run_dir / "metrics.jsonl").exists() and read_metrics(run_dir), process)
-    time.sleep(1)  # of at least 17 that the validation takes
+    time.sleep(1)  # the validation takes at least 17
     output = stop(process, signal.SIGTERM)
     assert f"saved at step {STEPS_PER_EPOCH}" in output
     train(write_variant(complete_script, tmp_path), *TWO_EPOCHS)
@@ -247,7 +253,7 @@ def test_signal_in_a_step_of_minutes_saves(lines, number, complete_script, train
     slow = tmp_path / "slow"
     if not lines:
         slow.touch()
-    process = start(write_variant(complete_script, tmp_path, SLOW_STEPS), *TWO_EPOCHS)
+    process = fork(write_variant(complete_script, tmp_path, SLOW_STEPS), *TWO_EPOCHS)
     wait_until(lambda: (run_dir / "train.py").exists(), process)
     wait_until(lambda: len(read_numbers(run_dir)) >= lines, process)
     slow.touch()

@@ -2,7 +2,7 @@
 
 All of it is taken as text or rejected in words, with one of the exit codes and no traceback, and
 what is rejected changes no file. A sample runs each time, the same one unless FAULTS_SEED is set.
-This runs 500 answers, 300 command lines and 200 damages, others each time:
+This runs 500 answers, 300 command lines and 200 corruptions, others each time:
 
     HOSTILE=all FAULTS_SEED=$RANDOM python3 -m uv run pytest tests/test_fuzzing.py
 """
@@ -582,7 +582,7 @@ def create_config(chance):
     return {"cluster": cluster, "task": {"type": jobs[0], "index": 0}}
 
 
-def damage_config(config, chance):
+def corrupt_config(config, chance):
     """Remove or replace an entry of a configuration."""
     entry = chance.choice([config, config.get("cluster"), config.get("task")])
     if not isinstance(entry, dict) or not entry:
@@ -594,7 +594,7 @@ def damage_config(config, chance):
         entry[key] = chance.choice(VALUES)
 
 
-def damage_text(text, chance):
+def corrupt_text(text, chance):
     """Return a text that is cut, has one more character, or is another, in three of ten cases."""
     action = chance.randrange(10)
     position = chance.randrange(len(text) + 1)
@@ -611,9 +611,9 @@ def make_config(chance):
     """Return a TF_CONFIG with some faults."""
     config = create_config(chance)
     for _ in range(chance.choice([1, 1, 2])):
-        damage_config(config, chance)
+        corrupt_config(config, chance)
     text = json.dumps(chance.choice([config] * 9 + VALUES))
-    return damage_text(text, chance)
+    return corrupt_text(text, chance)
 
 
 @split_counts(8, 46, 46)
@@ -699,8 +699,8 @@ def add_junk(path, chance):
         other.mkdir()
 
 
-def damage_line(line, chance):
-    """Return a damaged line of the log."""
+def corrupt_line(line, chance):
+    """Return a corrupt line of the log."""
     action = chance.randrange(4)
     values = json.loads(line)
     if action == 0:
@@ -715,18 +715,18 @@ def damage_line(line, chance):
     return json.dumps(values)
 
 
-def damage_lines(path, chance):
-    """Damage a line of the log, and maybe its end."""
+def corrupt_lines(path, chance):
+    """Corrupt a line of the log, and maybe its end."""
     log = path.parent / "metrics.jsonl"
     lines = log.read_text(encoding="utf-8").splitlines() or ["{}"]
     number = chance.randrange(len(lines))
-    lines[number] = damage_line(lines[number], chance)
+    lines[number] = corrupt_line(lines[number], chance)
     end = chance.choice(["\n", "", "\n\n"])
     log.write_text("\n".join(lines) + end, encoding="utf-8")
 
 
-def damage_values(path, chance):
-    """Damage a value of the configuration."""
+def corrupt_values(path, chance):
+    """Corrupt a value of the configuration."""
     path = path.parent / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     key = chance.choice(list(config))
@@ -737,7 +737,7 @@ def damage_values(path, chance):
     path.write_text(json.dumps(config), encoding="utf-8")
 
 
-FILE_DAMAGES = [
+FILE_CORRUPTIONS = [
     cut,
     flip,
     fill,
@@ -748,7 +748,7 @@ FILE_DAMAGES = [
     close_folder,
     add_junk,
 ]
-RECORD_DAMAGES = [damage_lines, damage_lines, damage_values]
+RECORD_CORRUPTIONS = [corrupt_lines, corrupt_lines, corrupt_values]
 
 
 @pytest.fixture(scope="session")
@@ -772,21 +772,21 @@ def choose_file(run_dir, chance):
     return chance.choice(files)
 
 
-def damage_run(run_dir, chance):
-    """Damage a run in one or two ways. Return what was done."""
+def corrupt_run(run_dir, chance):
+    """Corrupt a run in one or two ways. Return what was done."""
     done = []
     for _ in range(chance.choice([1, 1, 2])):
         path = choose_file(run_dir, chance)
-        damage = chance.choice([*FILE_DAMAGES, *RECORD_DAMAGES * 2])
-        # The file may be damaged already.
+        corrupt = chance.choice([*FILE_CORRUPTIONS, *RECORD_CORRUPTIONS * 2])
+        # The file may be corrupt already.
         with contextlib.suppress(OSError, ValueError, TypeError):
-            damage(path, chance)
-            done.append(f"{damage.__name__} {path.relative_to(run_dir)}")
+            corrupt(path, chance)
+            done.append(f"{corrupt.__name__} {path.relative_to(run_dir)}")
     return done
 
 
 @split_counts(6, 47, 47)
-def test_damaged_runs_end_as_designed(
+def test_corrupt_runs_end_as_designed(
     part, count, small_scripts, finished_runs, tmp_path, chance, reopen
 ):
     ends = []
@@ -794,7 +794,7 @@ def test_damaged_runs_end_as_designed(
         size = SIZES[number % 2]
         folder = tmp_path / str(number)
         shutil.copytree(finished_runs[size], folder / "run")
-        done = damage_run(folder / "run", chance)
+        done = corrupt_run(folder / "run", chance)
         line = ["--epochs", chance.choice(["2", "2", "3", "1"])]
         line += chance.choice([[], [], [], ["--mode", "evaluate"]])
         if size == "complete" and chance.randrange(5) == 0:

@@ -23,7 +23,7 @@ VERSIONS = list(dict.fromkeys(kubernetes_validate.utils.all_versions()))
 VERSIONS = VERSIONS[VERSIONS.index("1.29.0") :]
 KINDS = [("v1", "Service"), ("v1", "PersistentVolumeClaim"), ("batch/v1", "Job")]
 
-SPEC = "2.spec.template.spec"  # of the pods
+SPEC = "2.spec.template.spec"  # the pods' specification
 CONTAINER = f"{SPEC}.containers.0"
 RULES = "2.spec.podFailurePolicy.rules"
 ABSENT = object()
@@ -149,7 +149,7 @@ class Manifest:
 
 
 def check_names(manifest):
-    """Return rules of the names by which the pods find one another, and whether they hold."""
+    """Return rules of the names by which the pods find each other, and whether they hold."""
     service, job, pod, name = manifest.service, manifest.job, manifest.pod, manifest.name
     host = f"{find(job, 'metadata.name')}-{manifest.completions}"
     selector = find(service, "spec.selector")
@@ -166,8 +166,8 @@ def check_names(manifest):
         "the Service selects the pods": selector and selector.items() <= labels.items(),
         "the Service is the pods' subdomain": find(pod, "subdomain") == name,
         "no pod sets its own host name": "hostname" not in pod,
-        "NAME is that of the Job": manifest.variables.get("NAME") == find(job, "metadata.name"),
-        "NAME is that of the Service": manifest.variables.get("NAME") == name,
+        "NAME is the Job's name": manifest.variables.get("NAME") == find(job, "metadata.name"),
+        "NAME is the Service's name": manifest.variables.get("NAME") == name,
         "the Service has the container's ports": ports == container_ports,
         "TF_CONFIG has the ports": command_ports == [str(port) for port in ports],
     }
@@ -370,6 +370,15 @@ def test_manifest_of_any_slug_is_valid(slug, render, tmp_path):
     assert documents[2]["metadata"]["name"] == slug.replace("_", "-")
 
 
+def test_killed_pod_of_parameter_servers_is_replaced(render, tmp_path):
+    project = render(tmp_path, cluster="kubernetes", distribution="parameter_server")
+    documents = read_documents((project / "launch" / "kubernetes.yaml").read_text("utf-8"))
+    assert validate(documents, VERSIONS[-1]) is None
+    rules = find(documents, RULES)
+    assert {decide(rules, code) for code in (137, 143, 255)} == {"Count"}
+    assert {decide(rules, code) for code in (1, 2, 127)} == {"FailJob"}
+
+
 @pytest.mark.parametrize("count", [1, 2, 20])
 def test_manifest_of_any_number_of_workers_is_valid(count, manifest):
     assert_valid(read_documents(set_workers(manifest, count)))
@@ -538,10 +547,10 @@ def start_pod(text, index, folder):
 
 
 def assert_is_worker(pod, index, count):
-    """Assert what a pod's stand-in got: arguments, TF_CONFIG and the signal SIGTERM."""
+    """Assert what a pod's replacement got: arguments, TF_CONFIG and the signal SIGTERM."""
     facts = json.loads(pod.stdout.readline())
     assert facts["argv"] == ["-u", "train.py", "--run-dir=/runs/run", "two words $1"]
-    # A pod's host name is that of the Job and its index, in the domain of the Service.
+    # A pod's host name is the Job's name and its index, in the domain of the Service.
     names = [f"some-slug-{i}.some-slug:2222" for i in range(count)]
     task = {"type": "worker", "index": index}
     assert json.loads(facts["TF_CONFIG"]) == {"cluster": {"worker": names}, "task": task}

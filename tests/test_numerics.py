@@ -1,4 +1,4 @@
-"""Losses, gradients and updates are those of NumPy, on any number of replicas."""
+"""Losses, gradients and updates equal NumPy's, on any number of replicas."""
 
 import math
 

@@ -22,12 +22,16 @@ from parameter_servers import (
 )
 from rendering import TEMPLATE
 from running import (
+    assert_close,
+    assert_fails,
     assert_one_line,
     create_command,
     environment,
     find_free_ports,
     list_checkpoints,
+    query,
     read_metrics,
+    read_numbers,
     run_commands,
     run_project_tests,
     run_script,
@@ -241,6 +245,57 @@ def test_sigterm_to_all_tasks_saves_first(cluster):
     assert step in list_checkpoints(tasks.run_dir)
 
 
+# Saving takes longer than the grace period, in which a slow machine must still end a step.
+SAVE_SLOWLY = """
+GRACE_SECONDS = 8
+
+@wraps_original
+def save(original, kind):
+    if signals:
+        time.sleep(1.5 * GRACE_SECONDS)
+    original(kind)
+"""
+
+
+@pytest.mark.long
+def test_servers_wait_until_the_chief_has_saved(cluster):
+    tasks = cluster(SAVE_SLOWLY).start("--epochs", "500")
+    wait_for_run(tasks, 3)
+    for process in tasks.processes.values():
+        process.send_signal(signal.SIGTERM)
+    outcomes = tasks.finish()
+    assert_codes(outcomes, 143)
+    step = find_number(r"saved at step (\d+)", "".join(outcomes["chief", 0][1:]))
+    assert int(step) in list_checkpoints(tasks.run_dir)
+
+
+IN_VALIDATION = """
+@wraps_original
+def log(original, split, values):
+    if split == "validation":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return original(split, values)
+"""
+
+
+@pytest.mark.long
+def test_signal_to_the_chief_in_a_validation_ends_the_run_there(cluster):
+    tasks = cluster(IN_VALIDATION).start("--epochs", "500")
+    outcome = tasks.finish(("chief", 0))["chief", 0]
+    assert_fails(outcome, 143, "saved at step 19; the same command resumes")
+    assert find_training_steps(tasks.run_dir) == [19]
+
+
+@pytest.mark.long
+def test_task_that_starts_after_the_end_of_the_run_exits_with_0(cluster):
+    tasks = cluster("FINISHED_SECONDS = 1\n")
+    tasks.train("--epochs", "1")
+    late = ("worker", 1)
+    outcomes = tasks.start(tasks=[late]).finish(late)
+    assert_codes(outcomes, 0)
+    assert "finished: worker 1" in outcomes[late].output
+
+
 @pytest.mark.long
 def test_sigterm_ends_tasks_that_wait_for_the_chief(cluster):
     tasks = cluster().start(
@@ -276,6 +331,48 @@ def test_parameter_server_and_synchronous_scripts_resume_each_other(
     assert (line["step"], line["split"]) == (95, "test")
 
 
+# Keras assigns the constrained weights and the averages after the update itself.
+CONSTRAINED_MODEL = replace_image_model(
+    "keras.layers.Flatten()",
+    "keras.layers.Dense(32, kernel_constraint=keras.constraints.MaxNorm(0.5))",
+    "keras.layers.Dense(10)",
+)
+SGD_WITH_EMA = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, _ = original(strategy)
+    with strategy.scope():
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+        return model, keras.optimizers.SGD(schedule, momentum=0.9, use_ema=True, ema_momentum=0.9)
+"""
+
+
+@pytest.mark.long
+def test_one_process_updates_as_the_synchronous_script(essential_script, server_script, tmp_path):
+    codes = (CONSTRAINED_MODEL, SGD_WITH_EMA)
+    server = write_copies(server_script, [tmp_path / "server"], *codes)[0]
+    synchronous = write_copies(essential_script, [tmp_path / "synchronous"], *codes)[0]
+    for script in (server, synchronous):
+        train(script, "--epochs", "2")
+    numbers = [read_numbers(script.parent / "run") for script in (server, synchronous)]
+    assert_close(numbers[0], numbers[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("Unavailable", True),
+        ("Cancelled", True),
+        ("ClosureInputError", True),
+        ("unknown device", True),
+        ("other device", False),
+    ],
+)
+@pytest.mark.long
+def test_server_failures_are_recognized(error, expected, server_script):
+    assert query("conditions.is_server_failure", server_script, error) is expected
+
+
 @pytest.mark.long
 def test_digits_are_learned_and_an_evaluator_follows(cluster):
     tasks = cluster(tasks=(*TASKS, ("evaluator", 0)))
@@ -298,7 +395,7 @@ def test_diabetes_is_learned(cluster, render, tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["sample", "gan"])
+@pytest.mark.parametrize("name", ["sample_weights", "gan"])
 def test_recipes_train_in_one_process(name, server_script, tmp_path):
     script = write_recipe(server_script, tmp_path, name)
     train(script, "--epochs", "1", "--global-batch-size", "16")
@@ -314,7 +411,7 @@ def test_recipe_with_two_models_trains_on_a_cluster(cluster, server_script, tmp_
 
 
 def write_recipe(script, folder, name):
-    """Write a script with a recipe of docs/edits.md. Return its path."""
+    """Write a script with a recipe of docs/recipes/. Return its path."""
     code, _ = split_blocks(name)
     text, _ = apply_blocks(script.read_text(encoding="utf-8"), code)
     copy = folder / "train.py"
@@ -350,9 +447,23 @@ def train(original, *args, **kwargs):
 """
 
 
+SPLIT_EMBEDDING = TEMPLATE / "templates" / "readme" / "parameter_server" / "split_embedding.md"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("rows", "parts", "sizes"),
+    [(17, 2, [9, 8]), (10, 4, [3, 3, 2, 2]), (3, 3, [1, 1, 1])],
+)
+def test_rows_of_a_split_embedding_are_spread_by_remainder(rows, parts, sizes):
+    layer = read_python_block(SPLIT_EMBEDDING, "@keras")
+    tables, found = query("updates.look_up_split_embedding", layer, rows, parts)
+    assert [len(table) for table in tables] == sizes
+    assert found == [tables[row % parts][row // parts] for row in range(rows)]
+
+
 @pytest.mark.long
 def test_parts_of_an_embedding_are_on_both_servers(cluster):
-    readme = TEMPLATE / "templates" / "readme" / "parameter_server" / "split_embedding.md"
     model = replace_image_model(
         "SplitEmbedding(17, 8, parts=2)",
         "keras.layers.Flatten()",
@@ -360,7 +471,7 @@ def test_parts_of_an_embedding_are_on_both_servers(cluster):
         "keras.layers.Dropout(0.3)",
         "keras.layers.Dense(10)",
     ).replace("keras.Input([8, 8, 1])", 'keras.Input([8, 8, 1], dtype="int32")')
-    layer = read_python_block(readme, "@keras")
+    layer = read_python_block(SPLIT_EMBEDDING, "@keras")
     tasks = cluster(layer, model, INTEGER_IMAGES, PRINT_DEVICES)
     output = tasks.train("--epochs", "8")
     [text] = re.findall(r"(?m)^devices (.*)$", output)
@@ -374,8 +485,8 @@ def test_parts_of_an_embedding_are_on_both_servers(cluster):
 
 @pytest.mark.long
 def test_keras_cannot_train_a_partitioned_variable(tmp_path):
-    """The README's program. Once it works, the README's layer is not needed."""
-    code = read_python_block(TEMPLATE / "README.md", "import keras")
+    """The program of the page. Once it works, the layer of the project's README is not needed."""
+    code = read_python_block(TEMPLATE / "docs" / "parameter_servers.md", "import keras")
     assert "FixedShardsPartitioner" in code
     for port, free in zip(("2221", "2222", "2223"), find_free_ports(3), strict=True):
         code = code.replace(f"localhost:{port}", f"localhost:{free}")

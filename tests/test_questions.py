@@ -3,20 +3,13 @@
 Nothing here imports TensorFlow or trains.
 """
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import shlex
 import shutil
-import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 
 import pytest
 from rendering import (
@@ -32,7 +25,7 @@ from rendering import (
 from running import assert_unchanged, hash_tree
 from test_rendering import read_command
 
-COLUMNS = 80
+COLUMNS = 80  # the terminal's width
 LAST_CHOICES = {question: choices[-1] for question, choices in CHOICES.items()}
 
 # Two choices show what replays do; the others repeat it.
@@ -115,65 +108,12 @@ def find_replay(env):
 # --------------------------------------------------------------------------------------------------
 
 
-class Terminal:
-    """A command that runs in a pseudo-terminal, and the text that it has shown."""
-
-    def __init__(self, command, env, cwd):
-        self.end, command_end = pty.openpty()
-        fcntl.ioctl(command_end, termios.TIOCSWINSZ, struct.pack("4H", 24, COLUMNS, 0, 0))
-        env = {**env, "TERM": "xterm", "COLUMNS": str(COLUMNS)}
-        self.process = subprocess.Popen(
-            command,
-            env=env,
-            cwd=cwd,
-            stdin=command_end,
-            stdout=command_end,
-            stderr=command_end,
-            start_new_session=True,
-            preexec_fn=self.take_terminal,
-        )
-        os.close(command_end)
-        self.shown = ""
-        self.read = b""
-
-    @staticmethod
-    def take_terminal():
-        """Let Ctrl-C interrupt the command, even if the tests run in the background."""
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    def read_until(self, *texts):
-        """Read until one of the texts is shown or the command ends. Return the text read."""
-        began = time.monotonic()
-        start = len(self.shown)
-        while not any(text in self.shown[start:] for text in texts):
-            assert time.monotonic() - began < 60, self.shown
-            readable, _, _ = select.select([self.end], [], [], 1)
-            if not readable:
-                continue
-            try:
-                self.read += os.read(self.end, 4096)
-            except OSError:  # Linux reports the end of the command's output as an error.
-                break
-            text = self.read.decode("utf-8", errors="ignore")  # the last character may be partial
-            self.shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text)  # colors and bold
-        return self.shown[start:]
-
-    def type(self, text):
-        os.write(self.end, text.encode("utf-8"))
-
-    def finish(self):
-        """Wait for the command and return its exit code."""
-        self.read_until("text\0that is never shown")
-        os.close(self.end)
-        return self.process.wait(timeout=60)
-
-
 @pytest.fixture
 def terminal(cookiecutter_environment, tmp_path):
     """Return cookiecutter in a terminal that asks its first question."""
+    module = pytest.importorskip("pseudo_terminal", reason="Windows has no pseudo-terminals")
     command = [sys.executable, "-m", "cookiecutter", str(TEMPLATE)]
-    terminal = Terminal(command, cookiecutter_environment, tmp_path)
+    terminal = module.Terminal(command, cookiecutter_environment, tmp_path, COLUMNS)
     yield terminal
     terminal.process.kill()
     terminal.process.wait()
@@ -248,7 +188,7 @@ def test_command_after_a_wrong_text_keeps_the_other_answers(
     assert read_marked(terminal.shown) == "project_slug=class_project"
     assert list(tmp_path.iterdir()) == []
     command, _ = read_command(terminal.shown)
-    pasted = Terminal(["sh", "-c", command], cookiecutter_environment, tmp_path)
+    pasted = type(terminal)(["sh", "-c", command], cookiecutter_environment, tmp_path, COLUMNS)
     assert pasted.finish() == 0
     assert_answers_shown({"project_name": name, **LAST_CHOICES}, pasted.shown)
     assert [path.name for path in tmp_path.iterdir()] == ["class_project"]

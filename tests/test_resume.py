@@ -171,7 +171,7 @@ def test_killed_run_with_flags_is_bit_identical(name, complete_script, train_onc
 # The log
 # --------------------------------------------------------------------------------------------------
 
-HALF = (*FLAGS[:3], "2", *FLAGS[4:])  # of the epochs of FLAGS
+HALF = (*FLAGS[:3], "2", *FLAGS[4:])  # half the epochs of FLAGS
 
 
 @pytest.fixture
@@ -329,7 +329,6 @@ def test_both_sizes_of_the_script_resume_each_other(first, scripts, train_once, 
     [
         ("--clip-norm", "clip_norm"),
         pytest.param("--warmup-steps", "warmup", marks=LONG),
-        pytest.param("--recover-from-nan", "recover", marks=LONG),
     ],
 )
 def test_essential_script_rejects_a_run_with_flags_that_it_lacks(
@@ -339,6 +338,16 @@ def test_essential_script_rejects_a_run_with_flags_that_it_lacks(
     script = write_variant(essential_script, tmp_path)
     outcome = run_script(script, "--epochs", "2", "--run-dir", run_dir)
     assert_fails(outcome, 2, key)
+
+
+@pytest.mark.long
+def test_essential_script_resumes_a_run_that_could_have_recovered(scripts, train_once, tmp_path):
+    run_dir = tmp_path / "run"
+    complete = write_copies(scripts["complete"], [tmp_path / "complete"])[0]
+    train(complete, "--epochs", "1", "--recover-from-nan", "1", "--run-dir", run_dir)
+    essential = write_copies(scripts["essential"], [tmp_path / "essential"])[0]
+    assert "resumed at step" in train(essential, "--epochs", "2", "--run-dir", run_dir)
+    assert_same_run(run_dir, train_once("--epochs", "2"))
 
 
 # --------------------------------------------------------------------------------------------------

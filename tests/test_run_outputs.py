@@ -244,7 +244,7 @@ train.main({UNEVEN_LOOPS})
 print("traced", train.run_steps.experimental_get_tracing_count())""",
         tmp_path,
     )
-    assert output.splitlines()[-1] == "traced 3"  # of training, validation and test
+    assert output.splitlines()[-1] == "traced 3"  # training, validation and test
     steps = [line["step"] for line in read_split(tmp_path / "run", "train")]
     assert steps == [6, 12, 19, 25, 31, 38, 44, 50, 57]
 

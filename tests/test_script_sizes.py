@@ -63,6 +63,21 @@ def test_sizes_are_bit_identical(task, replicas, task_scripts, tmp_path):
     assert_same_run(tmp_path / "essential" / "run", tmp_path / "complete" / "run")
 
 
+def test_compiled_sizes_are_bit_identical(scripts, train_once, tmp_path):
+    flags = ("--epochs", "2", "--jit-compile")
+    code = SMALL_DATA["image_classification"]
+    train(write_variant(scripts["essential"], tmp_path, code), *flags)
+    assert_same_run(tmp_path / "run", train_once(*flags, code=(code,)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_folder_of_the_script_may_be_the_run_directory(size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SMALL_DATA["image_classification"])
+    before = script.read_bytes()
+    train(script, "--epochs", "1", "--run-dir", ".")
+    assert script.read_bytes() == before
+
+
 ONE_REPLICA = "one replica"
 TWO_WORKERS = "two workers"
 

@@ -73,7 +73,7 @@ def read_logs(project, job, tasks=2):
 
 
 def assert_ended(shown, state, code="0:0", restarts="0"):
-    """Assert how a job ended, given what Slurm knows about it."""
+    """Assert how a job ended, given Slurm's record of it."""
     found = shown["JobState"], shown["ExitCode"], shown["Restarts"]
     assert found == (state, code, restarts)
 

@@ -1,6 +1,6 @@
 """The code is plain: limits on size, density, length and complexity, measured here.
 
-Tokens are those of Python's `tokenize`, without comments, docstrings, line ends and indentation.
+Tokens are counted by Python's `tokenize`, without comments, docstrings, line ends and indentation.
 A code line is a line on which such a token starts. Complexity is cyclomatic complexity, with
 comprehensions, assertions and conditional expressions, nested functions included.
 """
@@ -18,7 +18,7 @@ TOKENS = {"essential": 6_500, "complete": 11_500, "parameter_server": 7_500}
 MORE_TOKENS = {"text_classification": 900}
 TOKENS_PER_LINE = 9.0
 DENSE_LINE = 25  # tokens
-DENSE_LINES = 0.03  # of the code lines
+DENSE_LINES = 0.03  # share of the code lines
 FUNCTION_LINES = 50
 COMPLEXITY = 10
 GLOBAL_NAMES = 12
@@ -181,7 +181,7 @@ def count(items):  # a comment
 
 def test_measurement_counts_tokens_lines_and_names():
     measurement = measure(EXAMPLE)
-    # Of four lines: "def …:" has 6 tokens, "global …" 2, "total = …" 18 and "return …" 6.
+    # Tokens by line: "def …:" has 6 tokens, "global …" 2, "total = …" 18 and "return …" 6.
     assert measurement.tokens == 6 + 2 + 18 + 6
     assert measurement.tokens_per_line == measurement.tokens / 4
     assert measurement.dense_lines == 0

@@ -63,10 +63,10 @@ def test_patience_survives_resume(complete_script, train_once, tmp_path):
     wait_until(lambda: len(read_split(run_dir, "validation")) >= epochs - 1, process)
     kill(process)
     output = train(script, *PATIENT)
-    assert f"no validation loss since step {validations[-3]['step']} was lower" in output
+    assert f"stopped at step {validations[-1]['step']} by `end_epoch` or --patience" in output
     assert_same_run(run_dir, expected)
     assert "is finished" in train(script, *PATIENT)
-    [line] = read_split(expected, "test")  # of the best epoch, which isn't the last
+    [line] = read_split(expected, "test")  # the best epoch, which isn't the last
     assert f"test loss {line['loss']:.4f} " in train(script, "--mode", "evaluate")
 
 
@@ -183,7 +183,7 @@ def assert_has_profile(run_dir):
 
 
 def test_profile_changes_no_number(train_once):
-    run_dir = train_once(*SHORT, "--profile", "18,23")  # of loops that end at 19 and 23
+    run_dir = train_once(*SHORT, "--profile", "18,23")  # the loops end at 19 and 23
     assert_has_profile(run_dir)
     assert read_numbers(run_dir) == read_numbers(train_once(*SHORT))
 

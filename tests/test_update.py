@@ -1,7 +1,7 @@
 """A project takes the changes of a newer version of the template, and keeps its own edits.
 
 The template is a git repository here: the working tree, and an older version before it. The
-commands are those of the project's README. The result of an update is compared with the newer
+commands are read from the project's README. The result of an update is compared with the newer
 rendering that has the same edits, byte by byte.
 """
 
@@ -37,7 +37,7 @@ OLDER = {
     f"{PRODUCT.name}/.gitignore": ("/runs/\n", ""),
 }
 CHANGED_FIRST = DOCSTRING
-ADDED = "tests/conftest.py"  # of the project; the older version doesn't have it
+ADDED = "tests/conftest.py"  # a file that the older version doesn't have
 
 # The user's edits of a project.
 EDITS = {
@@ -142,11 +142,16 @@ def call(cookiecutter_environment, repository):
     return call_command
 
 
-def read_commands(project):
-    """Return the commands of the README's section on updates: a list for each block."""
+def read_commands(project, commit):
+    """Return the commands of the README's section on updates: a list for each block.
+
+    `commit` is the commit or tag from which the project was rendered.
+    """
     text = (project / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```\n(.*?)```", text.partition("\n## Update\n")[2], re.DOTALL)
-    return [block.splitlines() for block in blocks]
+    for block in blocks:
+        assert "<commit>" in block
+    return [block.replace("<commit>", commit).splitlines() for block in blocks]
 
 
 def edit_project(project):
@@ -249,7 +254,7 @@ def test_project_created_by_cruft_is_updated(size, create_projects, call, tmp_pa
     edit_project(project)
     commit(project)
     assert not (project / ADDED).exists()
-    *_, update, check = read_commands(project)[1]
+    *_, update, check = read_commands(project, OLD_TAG)[1]
     assert "out of date" in call(project, check, code=1)
     output = call(project, update)
     assert "Made" not in output, "the message for a new project"
@@ -276,7 +281,7 @@ def test_project_created_by_cookiecutter_is_linked_and_updated(create_projects, 
     initialize(project)
     edit_project(project)
     commit(project)
-    link, add, update, check = read_commands(project)[1]
+    link, add, update, check = read_commands(project, OLD_TAG)[1]
     call(project, link, input="\n".join([*choose(answers), "", ""]))  # the last asks for the commit
     git(project, "config", "user.name", "x")
     git(project, "config", "user.email", "x@example.com")
@@ -302,7 +307,7 @@ def test_cruft_leaves_conflicts_to_the_user(is_rendering, call, tmp_path):
         commit(project)
     else:
         initialize(project)
-    *_, update, _ = read_commands(project)[1]
+    *_, update, _ = read_commands(project, OLD_TAG)[1]
     assert "Good work" in call(project, update)  # cruft's message in both cases
     text = (project / "train.py").read_text(encoding="utf-8")
     assert OWN_STEPS in text
@@ -317,21 +322,22 @@ def has_rejected_line(project, text):
     return len(rejected) == 1 and text in rejected[0]
 
 
-def find_last_release():
-    """Return the tag of the template's last release, or skip the test."""
+def find_earlier_version():
+    """Return the last release as a revision and a tag, or before it an earlier commit and a tag."""
     command = ["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD"]
     found = subprocess.run(command, cwd=TEMPLATE, capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        pytest.skip("no version has a tag yet")
-    return found.stdout.strip()
+    tag = found.stdout.strip()
+    if tag:
+        return tag, tag
+    return git(TEMPLATE, "rev-list", "--max-count=2", "HEAD").split()[-1], "v0.0.1"
 
 
 @pytest.mark.long
-def test_project_of_the_last_release_is_updated(call, render, tmp_path):
-    tag = find_last_release()
+def test_project_of_an_earlier_version_is_updated(call, render, tmp_path):
+    revision, tag = find_earlier_version()
     template = tmp_path / "template.git"
     template.mkdir()
-    git(TEMPLATE, "archive", "--output", tmp_path / "release.tar", tag, *PARTS)
+    git(TEMPLATE, "archive", "--output", tmp_path / "release.tar", revision, *PARTS)
     shutil.unpack_archive(tmp_path / "release.tar", template)
     initialize(template)
     git(template, "tag", tag)
@@ -365,19 +371,21 @@ def test_cruft_names_a_rejected_answer(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "version"),
+    ("size", "version", "base"),
     [
-        ("complete", "between"),
-        pytest.param("complete", OLD_TAG, marks=LONG),
-        pytest.param("essential", "between", marks=LONG),
-        pytest.param("essential", OLD_TAG, marks=LONG),
+        ("complete", "between", OLD_TAG),
+        pytest.param("complete", "between", "between", marks=LONG),
+        pytest.param("complete", OLD_TAG, OLD_TAG, marks=LONG),
+        pytest.param("essential", "between", OLD_TAG, marks=LONG),
+        pytest.param("essential", OLD_TAG, OLD_TAG, marks=LONG),
     ],
 )
-def test_script_alone_is_merged(size, version, create_projects, call, tmp_path):
-    """A project from between two versions has the older number. What it has is no conflict."""
+def test_script_alone_is_merged(size, version, base, create_projects, call, tmp_path):
+    """A project from between two versions has the older number. The older tag as `<commit>`
+    gives no conflict."""
     answers = {"script": size, "project_name": "Other Name"}
     project, expected = create_projects(tmp_path, version, **answers)
-    commands = read_commands(project)[0]
+    commands = read_commands(project, base)[0]
     alone = tmp_path / "alone"
     alone.mkdir()
     script = replace_text(project / "train.py", alone, *EDITS["train.py"])
@@ -391,13 +399,69 @@ def test_merge_leaves_conflicts_to_the_user(create_projects, call, tmp_path):
     project, _ = create_projects(tmp_path, OLD_TAG)
     today, then = STEPS
     replace(project / "train.py", (then, OWN_STEPS))
-    rendering, merge = read_commands(project)[0]
+    rendering, merge = read_commands(project, OLD_TAG)[0]
     call(project, rendering)
     call(project, merge, code=1)
     marked = (project / "train.py").read_text(encoding="utf-8")
     [(mine, theirs)] = re.findall(r"(?s)<<<<<<< (.*?)=======(.*?)>>>>>>> ", marked)
     assert OWN_STEPS in mine
     assert today in theirs
+
+
+def clone_history(folder):
+    """Clone this repository, with an older commit, or skip the test. Return the clone's folder."""
+    command = ["git", "rev-list", "--count", "HEAD"]
+    counted = subprocess.run(command, cwd=TEMPLATE, capture_output=True, text=True, check=False)
+    if counted.returncode != 0:
+        pytest.skip("this is not a git repository")
+    if int(counted.stdout) < 2:
+        pytest.skip("this clone has only one commit")
+    clone = folder / "template.git"
+    git(TEMPLATE, "clone", "--quiet", "--no-checkout", TEMPLATE.as_uri(), clone)
+    git(clone, "checkout", "--quiet", "-B", "main")
+    return clone
+
+
+def commit_working_tree(clone, text):
+    """Commit the working tree to a clone, with one text of main.py replaced."""
+    for name in PARTS[1:]:
+        shutil.rmtree(clone / name)
+    copy_template(clone)
+    replace(clone / "templates" / "main.py", text)
+    commit(clone)
+
+
+def render_commits(call, folder, template, *commits):
+    """Render the default project of each commit. Return the folders."""
+    projects = []
+    for commit_name in commits:
+        (folder / commit_name).mkdir()
+        rendering = f"cookiecutter --no-input gh:org/template --checkout {commit_name}"
+        call(folder / commit_name, rendering, template=template)
+        projects += (folder / commit_name).iterdir()
+    return projects
+
+
+NEWEST = ("def main", "# A line of a newer version.\ndef main")
+
+
+@pytest.mark.parametrize("age", [0, 1])
+def test_project_of_a_commit_of_this_repository_is_merged(age, call, tmp_path):
+    """By the README's commands, from the last commit or the one before it."""
+    clone = clone_history(tmp_path)
+    old_commit = git(clone, "rev-parse", f"HEAD~{age}").strip()
+    commit_working_tree(clone, NEWEST)
+    project, newest = render_commits(call, tmp_path, clone, old_commit, "main")
+    replace(project / "train.py", *EDITS["train.py"])
+    # The commands are today's: the commit may have another README.
+    shutil.copy(newest / "README.md", project)
+    for command in read_commands(project, old_commit)[0]:
+        call(project, command, template=clone)
+    text = (project / "train.py").read_text(encoding="utf-8")
+    assert NEWEST[1] in text
+    for _, edit in EDITS["train.py"]:
+        assert edit in text
+    assert "<<<<<<<" not in text
 
 
 @pytest.mark.long
@@ -410,7 +474,7 @@ def test_run_resumes_after_an_update(size, create_projects, call, tmp_path):
         folder.mkdir()
     script = write_variant(project / "train.py", small[0], SMALL_IMAGES)
     train(script, "--epochs", "1")
-    for command in read_commands(project)[0]:
+    for command in read_commands(project, OLD_TAG)[0]:
         call(project, command)
     script = write_variant(project / "train.py", small[0], SMALL_IMAGES)
     assert "resumed at step" in train(script, "--epochs", "2")

@@ -193,7 +193,7 @@ def split_slots(variables):
 
 
 def shapes_of_slots(weights):
-    """Return the shapes of an optimizer's variables, given those of its weights."""
+    """Return the shapes of an optimizer's variables, given the shapes of its weights."""
     moments = [shape for shape in weights for _ in range(2)]
     return [[], [], *weights, *moments]
 
@@ -226,7 +226,7 @@ def test_export_of_a_gan_has_the_ema_of_both_models(train_once):
     assert_exports_agree(run_dir)
 
 
-# Without dropout: numbers of float16 are not those of float32, rounded.
+# Without dropout: float16 numbers are not rounded float32 numbers.
 STILL_GAN = GAN.replace("Dropout(0.5)", "Dropout(0.0)").replace("Dropout(0.3)", "Dropout(0.0)")
 
 
@@ -472,3 +472,24 @@ def test_data_are_in_memory_once(complete_script, tmp_path):
     few = measure_peak(complete_script, tmp_path / "few", 100)
     many = measure_peak(complete_script, tmp_path / "many", size)
     assert many - few < 1.5 * size * 64 * 64 * 4
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors in hooks
+# --------------------------------------------------------------------------------------------------
+
+# As a file system in the cloud raises it.
+UNAVAILABLE_DATA = """
+def create_datasets():
+    raise tf.errors.UnavailableError(None, None, "no such bucket")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["essential", "complete", "parameter_server"])
+def test_error_of_a_remote_file_system_keeps_its_traceback(kind, scripts, server_script, tmp_path):
+    script = {**scripts, "parameter_server": server_script}[kind]
+    outcome = run_script(write_variant(script, tmp_path, UNAVAILABLE_DATA))
+    assert outcome.code == 1
+    assert "Traceback" in outcome.errors
+    assert "no such bucket" in outcome.errors

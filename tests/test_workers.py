@@ -24,7 +24,6 @@ from running import (
     list_checkpoints,
     read_numbers,
     read_split,
-    start,
     start_pair,
     start_workers,
     tf_config,
@@ -171,7 +170,7 @@ def start_small_pair(script, folders, *codes):
     for each, env in zip(scripts, worker_environments(WORKERS), strict=True):
         scratch = each.parent / "scratch"
         scratch.mkdir(exist_ok=True)
-        workers.append(start(each, *SMALL_FLAGS, env={**env, "TMPDIR": str(scratch)}))
+        workers.append(fork(each, *SMALL_FLAGS, env={**env, "TMPDIR": str(scratch)}))
     return workers
 
 

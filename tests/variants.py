@@ -150,8 +150,8 @@ def split_block(block):
 def apply_blocks(text, blocks):
     """Return a script's text after an edit, and the names of the definitions that it replaces.
 
-    A block's functions and classes replace those of the same name. What else it has is inserted
-    above the next definition that it replaces.
+    A block's functions and classes replace definitions of the same name. Its other code is
+    inserted above the next definition that it replaces.
     """
     replaced = []
     new = ""
@@ -194,6 +194,58 @@ SMALL_DATA = {
 }
 SMALL_IMAGES = SMALL_DATA["image_classification"]
 
+# The rate is halved after each epoch whose accuracy is not a new record.
+PLATEAU = """
+def score(validation):
+    return -validation["accuracy"]
+
+def end_epoch(history):
+    accuracies = [line["accuracy"] for line in history]
+    if config.worker_index == 0:
+        with Path("calls.txt").open("a") as file:
+            file.write(json.dumps(history) + "\\n")
+    records = [n for n, each in enumerate(accuracies) if each > max(accuracies[:n], default=-1)]
+    optimizer.learning_rate = config.learning_rate * 0.5 ** (len(accuracies) - len(records))
+    return len(history) == 6
+"""
+
+# Distillation: the first model is frozen and has no optimizer.
+TEACHER = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    student, its_optimizer = original(strategy)
+    with strategy.scope():
+        teacher = keras.models.clone_model(student)
+        teacher.trainable = False
+    return (teacher, student), (None, its_optimizer)
+
+def compute_gradients(batch):
+    images, labels, sample_weight = batch
+    teacher, student = model
+    soft_labels = tf.nn.softmax(teacher(images, training=False))
+    with tf.GradientTape() as tape:
+        logits = student(images, training=True)
+        distances = keras.losses.kl_divergence(soft_labels, tf.nn.softmax(logits))
+        losses = loss_object(labels, logits) + distances
+        loss = tf.nn.compute_average_loss(
+            losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE
+        )
+    update_metrics(train_metrics, labels, logits, sample_weight)
+    return loss, tape.gradient(loss, student.trainable_variables)
+
+def train_step(batch):
+    loss, gradients = compute_gradients(batch)
+    update(optimizer[1], gradients, model[1].trainable_variables)
+    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
+
+def evaluation_step(batch, metrics):
+    images, labels, sample_weight = batch
+    logits = model[1](images, training=False)
+    update_metrics(metrics, labels, logits, sample_weight)
+    losses = compute_losses(labels, logits) * sample_weight
+    return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(sample_weight)])
+"""
+
 # The same examples in each split: the first of the training split.
 SAME_SPLITS = """
 @wraps_original
@@ -214,7 +266,7 @@ def preprocess(original, batch, seeds, training):
 def make_nan(epoch, first_position, last_position=None):
     """Return code that makes the batches at some positions of one epoch NaN.
 
-    A position is that of a batch's first example in the order of the epoch.
+    A position is the position of a batch's first example in the order of the epoch.
     """
     last_position = first_position if last_position is None else last_position
     return f"""
@@ -225,7 +277,7 @@ def preprocess(original, batch, seeds, training):
     key = tf.random.stateless_uniform([], [config.seed, {epoch}], None, None, tf.int32)
     is_bad = training & (seeds[0, 0] == key)
     is_bad &= (seeds[0, 1] >= {first_position}) & (seeds[0, 1] <= {last_position})
-    return tf.where(is_bad, math.nan, images), labels
+    return tf.where(is_bad, math.nan, tf.cast(images, tf.float32)), labels
 """
 
 
@@ -329,9 +381,10 @@ def kill_after_log(step, split="train", condition="True"):
     return f"""
 @wraps_original
 def log(original, split, values):
-    original(split, values)
+    line = original(split, values)
     if (state.step, split) == ({step}, {split!r}) and {condition}:
         os.kill(os.getpid(), signal.SIGKILL)
+    return line
 """
 
 

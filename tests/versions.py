@@ -1,11 +1,11 @@
 """Train the image example, in both sizes, with other versions of Python and TensorFlow.
 
-    python3 -m uv run tests/versions.py                  all pairs, some minutes each
-    python3 -m uv run tests/versions.py 3.10:2.18 …      some of them
+    uv run tests/versions.py                  all pairs, some minutes each
+    uv run tests/versions.py 3.10:2.18 …      some of them
 
 For each pair uv creates an environment with the project's dependencies and with the pair's Python
 and TensorFlow: about 2 GB, removed afterwards. uv downloads interpreters that are missing. The last
-lines are the table of the README. The exit code is 1 if a pair has failed.
+lines are the table of docs/versions.md. The exit code is 1 if a pair has failed.
 """
 
 import json

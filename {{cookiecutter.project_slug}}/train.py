@@ -22,6 +22,9 @@
 # {% include "losses.py" %}
 
 
+# {% include "epoch_hooks.py" %}
+
+
 # {% include "serving.py" %}
 
 

@@ -27,8 +27,8 @@ def take_snapshot():
     if are_finite:
         values["names"] = tf.constant([variable.path for variable in list_variables(model)])
         values["step"] = tf.constant(state.step, tf.int64)
-        values["best_loss"] = tf.constant(state.best_loss, tf.float64)
-        if config.recover_from_nan or state.recoveries:
+        values["history"] = tf.constant([json.dumps(state.history)])
+        if state.recoveries:
             values["recoveries"] = tf.constant(state.recoveries, tf.int64)
             values["skipped"] = tf.constant(state.skipped, tf.int64)
         state.snapshot = values
@@ -121,7 +121,7 @@ def read_newest(kind, steps):
 def find_checkpoint(kind):
     """Return the newest checkpoint, or None if the run has never saved one.
 
-    If the best checkpoint is corrupt, the last one must be older, so that the best is made again.
+    If the best checkpoint is corrupt, the last one must not be newer: then the best is made again.
     """
     steps = list_checkpoints(kind)
     if kind == "last":
@@ -163,8 +163,7 @@ def restore_run(checkpoint):
     if checkpoint:
         restore(checkpoint)
         state.step = int(checkpoint["step"])
-        state.best_loss = float(checkpoint["best_loss"])
+        state.history = json.loads(checkpoint["history"][0])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
-    state.best_step = broadcast(max(list_checkpoints("best"), default=0))
     take_snapshot()

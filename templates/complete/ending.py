@@ -1,5 +1,5 @@
 def explain_error(error):
-    """Return the exception that says why the run ends. A bug is returned as it is."""
+    """Return the exception that states why the run ends. A bug is returned as it is."""
     text = str(error)
     if hasattr(error, "exit_code"):
         return error
@@ -29,11 +29,12 @@ def explain_error(error):
 def find_lost_workers(error):
     """Return which other workers have failed, if TensorFlow raised an error for that reason, or "".
 
-    Its text names workers as /job:worker/task:1 or /job:worker/replica:0/task:1.
+    Its text names workers as /job:worker/task:1 or /job:worker/replica:0/task:1. A failure of NCCL
+    is an UnknownError, like an exception of a hook's Python code. Only its text differs.
     """
     text = str(error)
     is_lost = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
-    if config.workers == 1 or not (is_lost or "coordination" in text.lower()):
+    if config.workers == 1 or not (is_lost or re.search("(?i)coordination|invoking NCCL", text)):
         return ""
     tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", text))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()

@@ -11,13 +11,12 @@ def export(folder, examples):
 
     The exported models are copies made without a strategy, which can be loaded anywhere.
     """
-    weights = [variable.numpy() for variable in list_variables(model)]
-    keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
+    keras.utils.clear_session(free_memory=False)  # otherwise layers get other names
     keras.config.set_dtype_policy(config.precision)
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
-        for variable, weight in zip(list_variables(copies), weights, strict=True):
-            variable.assign(weight)
+        for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
+            variable.assign(trained.numpy())
     copies = tf.nest.flatten(copies)
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -46,7 +45,7 @@ def report_export_errors(form):
     """Print why a model can't be written in a form, and continue: the run is not affected."""
     try:
         yield
-    except Exception as error:  # of any type, by what hooks do
+    except Exception as error:  # hooks can raise any type
         if "No space left on device" in str(error):
             raise
         print_status(f"export: the model can't be written as {form}: {get_first_line(error)}")

@@ -24,7 +24,7 @@ def read_weights(path):
 
 
 def load_initial_weights(path):
-    """Load the weights whose name and shape agree with those of the model, and list them."""
+    """Load the weights whose name and shape agree with the model's, and list them."""
     weights = [weight for each in tf.nest.flatten(model) for weight in each.weights]
     outer = f"{tf.nest.flatten(model)[0].name}/"  # Keras leaves it out when it loads a Sequential
     pairs = run_on_chief(read_weights, path)

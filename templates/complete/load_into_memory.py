@@ -17,7 +17,8 @@ def load_into_memory(dataset, split):
 
     stacks = None
     with tf.device("CPU:0"):
-        for index, piece in dataset.enumerate().batch(128):
+        # Each piece costs time, and memory for a second copy of its examples.
+        for index, piece in dataset.enumerate().batch(max(128, size // 64)):
             if stacks is None:
                 stacks = tf.nest.map_structure(create_stack, piece)
             for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):

@@ -7,8 +7,9 @@ def run_steps(distributed_step, iterator, steps):
     """
     sums = tf.zeros([2], tf.float64)
     waited = tf.zeros([], tf.float64)
-    # A step ends with the update of the first weights: they get their gradients last.
-    first_weights = tf.nest.flatten(model)[0].trainable_variables[0].value
+    # A step updates the weights of the first layers last: they get their gradients last.
+    weights = [variable for variable in list_variables(model) if variable.trainable]
+    first_weights = weights[0].value
     for _ in tf.range(steps):
         step_ended_at = read_clock([tf.convert_to_tensor(first_weights)])
         batch = next_batch(iterator)
@@ -31,15 +32,23 @@ def run_loop(distributed_step, metrics, iterator, steps):
 
 
 def train(iterator, steps):
-    """Run a loop of training. Return the values of its log line."""
+    """Run a loop of training. Return the values of its log line, without learning rates."""
     metrics = [*train_metrics, gradient_norm] if config.clip_norm else train_metrics
     started_at = time.perf_counter()
     values, waited = run_loop(distributed_train_step, metrics, iterator, steps)
     seconds = time.perf_counter() - started_at
-    values["learning_rate"] = float(tf.nest.flatten(optimizer)[0].learning_rate.numpy())
     values["examples_per_second"] = steps * config.global_batch_size / seconds
     values["input_wait"] = waited / seconds
     return values
+
+
+def read_learning_rates():
+    """Return the learning rate of each optimizer by name: learning_rate, learning_rate_2, …"""
+    rates = {}
+    for each in filter(None, tf.nest.flatten(optimizer)):
+        name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
+        rates[name] = float(each.learning_rate.numpy())
+    return rates
 
 
 def validate(iterator, steps):

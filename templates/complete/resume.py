@@ -3,7 +3,7 @@ FIXED_SETTINGS = (
     "seed",
     "global_batch_size",
     "learning_rate",
-    "train_examples",
+    "train_data",
     "schedule",
     "clip_norm",
     "ema_momentum",
@@ -39,7 +39,10 @@ def find_run():
     if config.mode == "continuous_evaluate":
         return None
     if config.mode == "evaluate":
-        return run_on_chief(find_checkpoint, config.export)
+        checkpoint = run_on_chief(find_checkpoint, config.export)
+        # Otherwise the test split may have examples that the model was trained on.
+        run_on_chief(check_settings, ["train_data"])
+        return checkpoint
     checkpoint = run_on_chief(find_checkpoint, "last")
     if checkpoint:
         run_on_chief(check_run)
@@ -49,20 +52,26 @@ def find_run():
 def check_run():
     """Raise WrongInput if hooks or settings have changed, or RunFinished at the end of the run."""
     check_edits()
-    before = read_file("config.json", parse_object)
-    now = describe_run()
     names = list(FIXED_SETTINGS)
     if config.schedule != "constant":
         names.append("epochs")  # the schedule ends with the last one
+    before = check_settings(names)
+    lines = read_log()
+    if lines:
+        check_end(lines[-1], before)
+
+
+def check_settings(names):
+    """Return the run's config.json. Raise WrongInput if one of these settings has changed."""
+    before = read_file("config.json", parse_object)
+    now = describe_run()
     for name in names:
         if before.get(name) != now.get(name):
             raise WrongInput(
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
-    lines = read_log()
-    if lines:
-        check_end(lines[-1], before)
+    return before
 
 
 def check_end(last_line, before):
@@ -112,17 +121,18 @@ def read_definitions(path):
     return definitions
 
 
-def load_adapted(train_set, is_resumed):
+def load_adapted(train_split, checkpoint):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
-    adapted.update(run_on_chief(read_or_adapt, is_resumed))
+    adapted.update(run_on_chief(read_or_adapt, checkpoint))
 
 
-def read_or_adapt(is_resumed):
+def read_or_adapt(checkpoint):
     """Return the content of adapted.json, or at the start of a run what it will be."""
-    is_begun = is_resumed or config.mode != "train"
-    if is_begun and run_path("adapted.json").exists():  # continuous evaluation may start before it
+    is_begun = checkpoint or config.mode != "train"
+    # Continuous evaluation may start before the run.
+    if is_begun and run_path("adapted.json").exists():
         return read_file("adapted.json", parse_object)
-    result = adapt(create_datasets()[0])  # a dataset of `train_set` would be another copy
+    result = adapt(create_datasets()[0])  # a dataset of `train_split` would be another copy
     initial = read_initial_adapted()
     if initial.keys() == result.keys():
         return initial

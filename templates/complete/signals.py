@@ -34,13 +34,13 @@ def save_snapshot():
 
 
 def end_process(error):
-    """Save what is not saved, report why the run ends, and exit. Return never."""
+    """Save what is not saved, report why the run ends, and exit. This never returns."""
     process_is_ending.acquire()  # for good: another thread that gets here waits for the exit
     error = explain_error(error)
     if isinstance(error, RunInterrupted):
         try:
             save_snapshot()
-        except Exception as save_error:  # of the file system, or of TensorFlow about it
+        except Exception as save_error:  # from the file system or TensorFlow
             error = explain_error(save_error)
     code = report_error(error)
     writer.shutdown()  # waits for the checkpoint that is being written

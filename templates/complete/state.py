@@ -3,13 +3,12 @@ class State:
     """Where the run is."""
 
     step: int = 0
-    best_loss: float = math.inf  # of all validations
-    best_step: int = 0  # of the validation with this loss
+    history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
-    micro_batch: tuple = (0, 1)  # the part of a batch that a step computes, and the parts
+    micro_batch: tuple = (0, 1)  # the part of a batch that is being traced, and their number
     snapshot: dict | None = None  # after the last loop, in host memory
-    pending_write: concurrent.futures.Future | None = None  # of a checkpoint
+    pending_write: concurrent.futures.Future | None = None  # a checkpoint
     is_profiling: bool = False
     scratch: str = ""  # a folder that is removed with the process
 

@@ -12,7 +12,7 @@ def train_epochs(train_set, validation_set):
         if not (math.isfinite(trained["loss"]) and take_snapshot()):
             recover(first_step)
             continue
-        log("train", trained)
+        log("train", {**trained, **read_learning_rates()})
         print_progress(trained)
         if is_end_of_epoch():
             finish_epoch(validation_set, trained)
@@ -55,7 +55,7 @@ def recover(first_step):
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
             values[f"{kind}/{position}"] = value.numpy()
-    # The random states of the other workers are not those of replica 0.
+    # After the steps that are undone, the random states of the workers may differ.
     restore(broadcast(values))
     print_status(
         f"{problem}; recovery {state.recoveries} of {config.recover_from_nan}: "
@@ -64,26 +64,25 @@ def recover(first_step):
 
 
 def finish_epoch(validation_set, trained):
-    """Validate, save and log at the end of an epoch. Stop the run if --patience is over."""
+    """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     swap_ema_weights()
     validated = validate(*validation_set)
-    best = {"step": state.snapshot["step"], "names": state.snapshot["names"]}
+    best = {name: state.snapshot[name] for name in ("step", "names", "history")}
     best["model"] = copy_variables()[0]["model"]
     swap_ema_weights()
     if not math.isfinite(validated["loss"]):
         raise RunFailed(f"the validation loss is not finite at step {state.step}, not saved")
-    is_best = validated["loss"] < state.best_loss
-    # "last" has the best loss of before this validation, which a resumed run repeats.
+    is_best = is_lowest_score(validated)
+    # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
-    if is_best:
-        state.best_loss = validated["loss"]
-        state.best_step = state.step
-    log("validation", validated)
+    validation = log("validation", validated)
+    state.history.append(validation)
     print_epoch(validated, trained, is_best)
-    epochs_waited = (state.step - state.best_step) // config.steps_per_epoch
-    if config.patience and epochs_waited >= config.patience and state.step < config.last_step:
+    epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
+    if end_epoch(state.history) or epochs_waited >= (config.patience or math.inf):
         config.last_step = state.step
-        print_status(f"stopped: no validation loss since step {state.best_step} was lower")
+        print_status(f"stopped at step {state.step} by `end_epoch` or --patience")
+    take_snapshot()  # with what `end_epoch` has changed
 
 
 # {% include "print_epoch.py" %}
@@ -108,7 +107,7 @@ def test_checkpoint(checkpoint, test_set):
 
 
 def evaluate(checkpoint, validation_set, test_set):
-    """Test a checkpoint, or validate each new one, without writing to the run."""
+    """Test a checkpoint, or validate each new one, without changing the run's own files."""
     if config.mode == "continuous_evaluate":
         evaluate_continuously(validation_set)
     else:

@@ -4,7 +4,7 @@ def create_training_state(datasets, checkpoint):
     global gradient_norm, GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size // config.accumulation_steps
     is_new_run = config.mode == "train" and not checkpoint
-    keras.utils.clear_session()  # layer names are numbered from 1
+    keras.utils.clear_session()  # otherwise layers get other names
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy(config.precision)
     loss_object = create_loss_objects(strategy)
@@ -20,14 +20,20 @@ def create_training_state(datasets, checkpoint):
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # In a traced step it would be too late to create variables (keras#23085).
-            its_optimizer.build(each.trainable_variables)
+            if its_optimizer:
+                its_optimizer.build(each.trainable_variables)
         gradient_norm = keras.metrics.Mean(name="gradient_norm")
     share_random_numbers()
     wrap_compute_gradients()
 
 
 def configure_optimizer(each):
-    """Return an optimizer with the schedule, the EMA and the loss scale that the flags ask for."""
+    """Return an optimizer with the schedule, the EMA and the loss scale that the flags ask for.
+
+    Return None for a model without an optimizer.
+    """
+    if not each:
+        return None
     if config.schedule != "constant" or config.warmup_steps != 0:
         each.learning_rate = Schedule(float(each.learning_rate.numpy()))
     if config.ema_momentum:

@@ -1,9 +1,9 @@
 def accumulate(compute_gradients):
     """Return `compute_gradients` that processes a batch in --accumulation-steps parts.
 
-    A part needs the memory of a smaller batch. The mean over the parts is that of the batch, up to
-    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, which is that of a part. Random layers
-    start each part with the same seeds, since a part draws its numbers of those for the batch.
+    A part needs the memory of a smaller batch. The mean over the parts is the batch's mean, up to
+    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, the size of a part. Random layers
+    start each part with the same seeds, and `draw_part` gives it its part of the batch's numbers.
     """
     parts = config.accumulation_steps
 
@@ -34,10 +34,10 @@ def accumulate(compute_gradients):
 
 
 def update(optimizer, gradients, variables):
-    """Apply the sums of all replicas' gradients.
+    """Apply one replica's gradients. The optimizer sums them over all replicas.
 
-    The gradient of an embedding has an index once for each use of the row. Keras's Adam would
-    square each part instead of their sum (keras#19992), so the parts are added up here.
+    The gradient of an embedding lists a row once for each use. Keras's Adam would square each part
+    instead of their sum (keras#19992), so `convert_to_tensor` adds the parts up.
     """
     gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
     if config.clip_norm:
@@ -50,7 +50,7 @@ def update(optimizer, gradients, variables):
 def clip_gradients(optimizer, gradients):
     """Clip the gradients of the global batch to --clip-norm.
 
-    The norm of one replica's gradients is not that of the batch (tensorflow#33929), so they are
+    The norm of one replica's gradients is not the batch's (tensorflow#33929), so they are
     summed first. The optimizer sums them again, so they are divided by the number of replicas.
     """
     context = tf.distribute.get_replica_context()
@@ -77,8 +77,8 @@ def swap_ema_weights():
     Does nothing without --ema-momentum.
     """
     for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
-        its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # of a loss scale
-        if not its_optimizer.use_ema:
+        its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # loss scaling
+        if not its_optimizer or not its_optimizer.use_ema:
             continue
         # Keras's public finalize_variable_values overwrites the weights and can't be undone.
         averages = its_optimizer._model_variables_moving_average

@@ -1,13 +1,12 @@
 class Adam(keras.optimizers.Adam):
     """Keras's Adam as one TensorFlow operation per variable, on the server that holds it.
 
-    `weight_decay` makes it AdamW. Its state is that of Keras's Adam: each resumes the other's runs.
+    `weight_decay` makes it AdamW. Its state equals Keras's Adam's: each resumes the other's runs.
     Only the rows of an embedding that are in the batch are updated, and sent to the server.
     """
 
     def update_step(self, gradient, variable, learning_rate):
-        if self.amsgrad:  # not part of the operation
-            return super().update_step(gradient, variable, learning_rate)
+        assert not self.amsgrad, "use keras.optimizers.Adam for amsgrad"
         # Keras has no public way to find a variable's moments; its own optimizers use this one.
         index = self._get_variable_index(variable)
         first_moment = self._momentums[index].value
@@ -28,7 +27,7 @@ class Adam(keras.optimizers.Adam):
                 beta2=self.beta_2,
                 epsilon=self.epsilon,
                 grad=gradient,
-                use_locking=True,  # of several workers
+                use_locking=True,  # several workers update it
             )
             return
         # No operation updates only the rows of an embedding that the gradient has.

@@ -1,4 +1,5 @@
 START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
+FINISHED_SECONDS = 60  # the same in the directory of a finished run
 POLL_SECONDS = 0.3
 # Two calls of the coordinator would race for the error that they raise.
 coordinator_lock = threading.Lock()
@@ -45,7 +46,7 @@ def check_cluster(cluster):
 
 
 def get_finished_file(job, index):
-    """Return the path of the file by which the chief tells a task that the run is finished."""
+    """Return the path of the file by which the chief notifies a task that the run is finished."""
     return run_path(f"finished-{job}-{index}")
 
 
@@ -61,6 +62,10 @@ def serve(cluster, job, index):
     finished_file.unlink(missing_ok=True)
     if job == "ps":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # it would take the memory of a worker's GPU
+        # A server ends after the chief, which may still save what the server holds.
+        on_signals(lambda *received: signals.append(received))
+    else:
+        on_signals(start_grace_period)
     import_operations()
     address = cluster[job][index]
     try:
@@ -69,18 +74,20 @@ def serve(cluster, job, index):
         raise WrongInput(
             f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
         ) from error
-    on_signals(start_grace_period)  # the chief may still need this task to save
     print_status(f"{job} {index} serves at {address}")
-    wait_for_chief(cluster["chief"][0], finished_file)
+    chief = cluster["chief"][0]
+    wait_for_chief(chief, finished_file)
+    if not (finished_file.exists() or is_run_finished()):
+        raise RunInterrupted(f"no chief at {chief}; start all tasks again")
     finished_file.unlink(missing_ok=True)
     del server  # it serves while it is referenced
     raise RunFinished(f"{job} {index}")
 
 
 def wait_for_chief(address, finished_file):
-    """Return when the chief has finished. Raise RunInterrupted if it is lost."""
+    """Return when the chief has finished or is lost."""
     chief = urlsplit(f"//{address}")
-    patience = START_SECONDS
+    patience = FINISHED_SECONDS if is_run_finished() else START_SECONDS
     last_contact = time.monotonic()
     while not finished_file.exists():
         try:
@@ -88,14 +95,19 @@ def wait_for_chief(address, finished_file):
             patience = GRACE_SECONDS
             last_contact = time.monotonic()
         except OSError as error:
-            # A machine refuses if its process has ended. Otherwise, the network may be slow.
+            # Refused: the process has ended. Otherwise, the network may be slow.
             is_refused = isinstance(error, ConnectionRefusedError)
             has_ended = is_refused and patience == GRACE_SECONDS
-            silence = time.monotonic() - last_contact
-            is_lost = signals or has_ended or silence > patience
-            if is_lost and not finished_file.exists():
-                raise RunInterrupted(f"no chief at {address}; start all tasks again") from error
+            is_silent = time.monotonic() > last_contact + patience
+            if signals or has_ended or is_silent:
+                return
         time.sleep(POLL_SECONDS)
+
+
+def is_run_finished():
+    """Return whether the log has the line of the test, which a run that resumes removes."""
+    path = run_path("metrics.jsonl")
+    return path.exists() and '"split": "test"' in path.read_text("utf-8")
 
 
 def watch_connections():
@@ -130,7 +142,26 @@ def dismiss_tasks():
 def dismiss(job, index):
     """Have a task write its file, which may be on its own disk."""
     with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
-        tf.io.write_file(str(get_finished_file(job, index)), "")
+        path = str(get_finished_file(job, index))
+        tf.io.write_file(path, "")
+        tf.io.read_file(path).numpy()  # TensorFlow returns before a task has written
+
+
+def is_server_failure(error):
+    """Return whether an error of the coordinator means that a parameter server failed."""
+    error = getattr(error, "original_exception", error)  # its ClosureInputError wraps another one
+    # A server that has restarted within a moment is an unknown device.
+    if "unknown device" in str(error).lower():
+        return True
+    return isinstance(
+        error,
+        (
+            tf.errors.AbortedError,
+            tf.errors.CancelledError,
+            tf.errors.DeadlineExceededError,
+            tf.errors.UnavailableError,
+        ),
+    )
 
 
 def schedule(distributed_step, arguments):

@@ -1,3 +1,4 @@
+traced: dict = {"step": 0}  # the number of the step that is being traced, [] int32
 # By the id of a metric's variable: what the step that is being traced adds to it.
 metric_counts: dict[int, tf.Tensor] = {}
 
@@ -44,11 +45,9 @@ def run_step(step_function, metrics, iterator, places, training=False):
 def distributed_train_step(iterator, step, places):
     """Run a training step on the worker that is free first.
 
-    `iterator` is the worker's, `step` is [] int32, and `places` are those of `create_batch`.
+    `iterator` is the worker's, `step` is [] int32, and `places` are as in `create_batch`.
     """
-    for each in tf.nest.flatten(optimizer):
-        # The chief counts: workers that increment a variable at the same time lose increments.
-        each.iterations.assign(step)
+    traced["step"] = step  # read by `update`
     return run_step(train_step, train_metrics, iterator, places, training=True)
 
 

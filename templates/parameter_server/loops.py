@@ -8,7 +8,7 @@ def run_steps(distributed_step, arguments, stops=()):
     limit = 4 * config.workers  # these steps are finished after a signal
     pool = concurrent.futures.ThreadPoolExecutor(limit)  # a slow worker delays only its own steps
     for each in arguments:
-        if len(pending) == limit:
+        while len(pending) == limit:
             pending = wait_for_any(pending)
         if futures and stops:
             break
@@ -21,8 +21,13 @@ def run_steps(distributed_step, arguments, stops=()):
 
 
 def wait_for_any(pending):
-    """Wait until a step has ended. Return the others, or raise the error of a failed server."""
-    ended, pending = concurrent.futures.wait(pending, return_when="FIRST_COMPLETED")
+    """Wait until a step has ended. Return the others, or raise the error of a failed server.
+
+    Raise RunInterrupted if no step ends within GRACE_SECONDS of a signal: the workers are gone.
+    """
+    ended, pending = concurrent.futures.wait(pending, GRACE_SECONDS, "FIRST_COMPLETED")
+    if signals and not ended:
+        raise RunInterrupted("no worker has finished its step, so nothing is saved")
     for future in ended:
         future.result()
     return pending
@@ -30,7 +35,7 @@ def wait_for_any(pending):
 
 def add_up(results, metrics):
     """Return the mean loss and the metrics of the results of `run_step`."""
-    loss_sum, weight_sum, *counts = sum(results)
+    loss_sum, weight_sum, *counts = sum(results)  # pyright: ignore[reportGeneralTypeIssues]
     for metric in metrics:
         for variable in metric.variables:
             size = variable.shape.num_elements()
@@ -48,13 +53,12 @@ def train(get_arguments, steps):
     arguments = map(get_arguments, range(state.step, state.step + steps))
     results = run_steps(distributed_train_step, arguments, signals)
     seconds = time.perf_counter() - started_at
-    for timer in signals:
-        timer.cancel()  # the checkpoint takes the time that it takes
     state.step += len(results)
-    for each in tf.nest.flatten(optimizer):
+    optimizers = list(filter(None, tf.nest.flatten(optimizer)))
+    for each in optimizers:
         each.iterations.assign(state.step)
     values = add_up(results, train_metrics)
-    values["learning_rate"] = float(tf.nest.flatten(optimizer)[0].learning_rate.numpy())
+    values["learning_rate"] = float(optimizers[0].learning_rate.numpy())
     values["examples_per_second"] = len(results) * config.global_batch_size / seconds
     return values
 

@@ -1,5 +1,5 @@
-GRACE_SECONDS = 20  # after a signal, for the chief to save what servers and workers hold
-signals: list[threading.Timer] = []  # started by the first signal; it ends the process
+GRACE_SECONDS = 20  # after a signal, for the steps under way
+signals: list = []  # received by this task
 
 
 # {% include "on_signals.py" %}
@@ -7,20 +7,17 @@ signals: list[threading.Timer] = []  # started by the first signal; it ends the 
 
 def exit_on_signals():
     """End at once on SIGINT or SIGTERM: there is nothing to save."""
-    on_signals(lambda *_: exit_process(RunInterrupted.exit_code))
+    on_signals(lambda *_: exit_process(143))
 
 
-def start_grace_period(*_):
-    """End the process in GRACE_SECONDS, if it doesn't end before."""
-    if not signals:
-        timer = threading.Timer(GRACE_SECONDS, exit_process, [RunInterrupted.exit_code])
-        timer.daemon = True
-        signals.append(timer)
-        timer.start()
+def start_grace_period(*received):
+    """End a worker in GRACE_SECONDS, if it doesn't end before."""
+    signals.append(received)
+    threading.Timer(GRACE_SECONDS, exit_process, [143]).start()
 
 
-def request_stop(*_):
+def request_stop(*received):
     """Have the chief save and stop after the steps under way. A second signal ends it at once."""
     if signals:
-        exit_process(RunInterrupted.exit_code)
-    start_grace_period()
+        exit_process(143)
+    signals.append(received)

@@ -35,7 +35,7 @@ def create_parameter_server_strategy(cluster):
 def report_lost_worker(record):
     """Replace TensorFlow's report of a lost worker, which has many lines, and drop other logs."""
     if str(record.msg).startswith("Worker %s failed"):
-        index = record.args[0].rpartition(":")[2]  # of /job:worker/replica:0/task:1
+        index = record.args[0].rpartition(":")[2]  # /job:worker/replica:0/task:1
         print_status(f"worker {index} failed; other workers repeat its steps")
     return False
 

@@ -12,14 +12,14 @@ def wait_for_first_checkpoint():
 def evaluate_continuously(validation_set):
     """Validate each new checkpoint until the run is finished."""
     while True:
+        is_finished = is_run_finished()
         path = find_checkpoint("last")
-        last_line = read_file("metrics.jsonl", parse_log)[-1]
         if path.name != f"ckpt-{state.step}":
             restore("last", path)
             state.step = int(checkpoints["last"].step)
             validated = validate(*validation_set)
             print_status(f"step {state.step}  validation {format_metrics(validated)}")
-        elif last_line["split"] == "test" and last_line["step"] == state.step:
+        elif is_finished:
             return
         time.sleep(1)
 

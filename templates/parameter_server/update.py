@@ -1,6 +1,15 @@
 def update(optimizer, gradients, variables):
-    """Apply the gradients of a batch."""
-    optimizer.apply([sum_slices(gradient) for gradient in gradients], variables)
+    """Apply the gradients of a batch.
+
+    The optimizer reads the number of this step, not the counter that all workers share. In a scope
+    with that number, Keras keeps what is assigned to its variables, such as an EMA, until the end.
+    """
+    with keras.StatelessScope([(optimizer.iterations, traced["step"])]) as scope:
+        optimizer.apply([sum_slices(gradient) for gradient in gradients], variables)
+    for variable in variables + optimizer.variables:
+        value = scope.get_current_value(variable)
+        if value is not None:
+            variable.assign(value)
 
 
 def sum_slices(gradient):

@@ -1,4 +1,4 @@
-"""Checks of each hook of train.py by itself. train_runs.py runs them in a process of their own.
+"""Separate checks of each hook of train.py. train_runs.py runs them in a process of their own.
 
 A check is a generator. It yields problems: what is wrong with the hook, and what to do.
 """
@@ -8,7 +8,9 @@ import functools
 import inspect
 import json
 import math
+import numbers
 import re
+import tempfile
 import traceback
 
 from hook_names import HOOKS, STEPS, find_hook
@@ -17,7 +19,7 @@ import train
 from train import keras, np, tf  # train.py imports them without TensorFlow's messages
 
 SPLITS = ("train", "validation", "test")
-PARTS = ("features", "labels", "sample_weight")  # of what `preprocess` returns
+PARTS = ("features", "labels", "sample_weight")  # returned by `preprocess`
 
 # ----------------------------------------------------------------------------------------------
 # Comparisons
@@ -299,7 +301,7 @@ def check_element_specs(splits):
     for split, name in zip(splits, SPLITS, strict=True):
         if split.element_spec != first:
             yield (
-                f"the elements of {name} are {split.element_spec}, those of train are {first}; "
+                f"the elements of {name} are {split.element_spec}, but train has {first}; "
                 "return the same structure, shapes and dtypes"
             )
 
@@ -437,7 +439,7 @@ def check_batch_sizes(split, training):
     if changed:
         yield (
             f"{join(changed)} of an example differ between a batch of 2 and a batch of 4; handle "
-            "each example by itself, with its own seed"
+            "each example separately, with its own seed"
         )
 
 
@@ -461,7 +463,7 @@ def has_weight(split):
     for fetched in fetch_batches(train.create_datasets()[split].batch(128)):
         count = len(tf.nest.flatten(fetched)[0])
         seeds = tf.zeros([count, 2], tf.int32)
-        _, _, weight = train.preprocess(fetched, seeds, training=False)
+        *_, weight = train.preprocess(fetched, seeds, training=False)
         if tf.reduce_any(weight > 0):
             return True
     return False
@@ -475,14 +477,19 @@ def has_weight(split):
 def check_model():
     created = train.create_model_and_optimizer(create_mirrored_strategy())
     if not are_models_and_optimizers(created):
-        yield "doesn't return a model and an optimizer, or a tuple of each, equally long"
+        yield (
+            "doesn't return a model and an optimizer, or a tuple of each, equally long, with None "
+            "for a model that isn't trained"
+        )
         return
     models, optimizers = map(tf.nest.flatten, created)
     if not all(model.built for model in models):
         yield "returns a model that isn't built; add keras.Input, or call build() or the model"
         return
     yield from check_scope("the model", models)
+    optimizers = [optimizer for optimizer in optimizers if optimizer]
     yield from check_scope("the optimizer", optimizers)
+    yield from check_settings(optimizers)
     yield from check_predictions()
 
 
@@ -492,8 +499,10 @@ def are_models_and_optimizers(created):
     models, optimizers = map(tf.nest.flatten, created)
     if len(models) != len(optimizers):
         return False
+    optimizers = [optimizer for optimizer in optimizers if optimizer is not None]
     are_models = all(isinstance(model, keras.Model) for model in models)
-    return are_models and all(isinstance(x, keras.optimizers.Optimizer) for x in optimizers)
+    are_optimizers = all(isinstance(x, keras.optimizers.Optimizer) for x in optimizers)
+    return are_models and are_optimizers and len(optimizers) > 0
 
 
 def find_batch_normalization(models):
@@ -508,6 +517,20 @@ def check_scope(subject, owners):
             f"variables of {subject} are created outside strategy.scope(), so they are not on all "
             f"replicas: {paths}; indent the code below `with strategy.scope():`"
         )
+
+
+def check_settings(optimizers):
+    """Yield a sentence for each setting of an optimizer that fails on several replicas."""
+    alternatives = {
+        "gradient_accumulation_steps": "--accumulation-steps",
+        "ema_overwrite_frequency": "--ema-momentum",
+    }
+    for setting, flag in alternatives.items():
+        if any(getattr(optimizer, setting, None) for optimizer in optimizers):
+            yield (
+                f"the optimizer's {setting} raises an error on several replicas; use {flag} of "
+                "the complete script instead"
+            )
 
 
 def check_predictions():
@@ -576,6 +599,8 @@ def list_losses(labels, predictions):
     structures, only `compute_losses` knows the arguments.
     """
     losses = train.loss_object
+    if losses is None:  # `compute_losses` does everything
+        return []
     if callable(losses):
         are_tensors = tf.is_tensor(labels) and tf.is_tensor(predictions)
         return [("the loss", losses, labels, predictions)] if are_tensors else []
@@ -737,6 +762,35 @@ def check_names(lists):
         )
 
 
+def invent_validation():
+    """Return a loss and metrics as validation gives them."""
+    return {"loss": 1.0, **{metric.name: 1.0 for metric in train.validation_metrics}}
+
+
+def check_score():
+    create_training_state()
+    value = train.score(invent_validation())
+    if not isinstance(value, numbers.Real):
+        yield f"returns {type(value).__name__}; return a number, of which the lowest is the best"
+
+
+def check_end_epoch():
+    create_training_state()
+    line = {"step": 1, "epoch": 1, "split": "validation", **invent_validation()}
+    states = []
+    # What the hook writes goes to a folder of its own.
+    with tempfile.TemporaryDirectory() as folder, replace(train.config, "run_dir", folder):
+        for _ in range(2):
+            is_stopped = bool(train.end_epoch([line]))
+            variables = train.list_variables((train.model, train.optimizer))
+            states.append((is_stopped, [variable.numpy().tolist() for variable in variables]))
+    if states[0] != states[1]:
+        yield (
+            "returns or changes something else when it is called again with the same history, as a "
+            "resumed run calls it; compute it from `history` and `config`, not from the last value"
+        )
+
+
 def check_updates():
     create_training_state()
     fetched = next(iter(read_fetched(1)))
@@ -760,6 +814,11 @@ def check_updates():
 # ----------------------------------------------------------------------------------------------
 
 
+def list_trainable_variables():
+    models = tf.nest.flatten(train.model)
+    return [variable for model in models for variable in model.trainable_variables]
+
+
 def check_gradients():
     """Check that all trainable variables get a gradient."""
     batch = create_training_state()
@@ -772,8 +831,7 @@ def check_gradients():
     with replace(tf.GradientTape, "gradient", compute_or_none):
         _, gradients = train.compute_gradients(batch)
     gradients = tf.nest.flatten(gradients)
-    models = tf.nest.flatten(train.model)
-    variables = [variable for model in models for variable in model.trainable_variables]
+    variables = list_trainable_variables()
     if len(gradients) != len(variables):
         return  # an edited compute_gradients
     pairs = zip(variables, gradients, strict=True)
@@ -792,8 +850,9 @@ def check_slices():
     paths = []
     models = tf.nest.flatten(train.model)
     for model, optimizer in zip(models, tf.nest.flatten(train.optimizer), strict=True):
-        optimizer.build(model.trainable_variables)
-        record_slices(optimizer, paths)
+        if optimizer:
+            optimizer.build(model.trainable_variables)
+            record_slices(optimizer, paths)
     train.train_step(batch)
     if paths:
         yield (
@@ -825,6 +884,32 @@ def may_repeat(indices):
     """Return whether an index may occur twice. In the sum over replicas it always may."""
     return True
     # {% endif %}
+
+
+# ----------------------------------------------------------------------------------------------
+# create_serving_function
+# ----------------------------------------------------------------------------------------------
+
+
+def check_serving_function():
+    """Check that the exported model has the lookup tables that its function uses."""
+    create_training_state()
+    models = tf.nest.flatten(train.model)
+    example = next(iter(fetch_batches(read_examples(2).batch(1))))
+    archive = keras.export.ExportArchive()
+    for model in models:
+        archive.track(model)
+    try:
+        archive.add_endpoint("serve", train.create_serving_function(models, example))
+        with tempfile.TemporaryDirectory() as folder:
+            archive.write_out(folder, verbose=False)
+    except Exception as error:  # others are found by the test of the export
+        if "untracked" in str(error):
+            yield (
+                "uses a lookup table or another resource that the exported model doesn't have; in "
+                "`preprocess`, use one that is created once, and make it an attribute of the "
+                "model, such as model.lookup = create_lookup()"
+            )
 
 
 # ----------------------------------------------------------------------------------------------
@@ -863,9 +948,57 @@ def find_idle_biases(features):
             with restore_variables(train.model):
                 variable.assign_add(tf.ones_like(variable))
                 other_evaluated, other_trained = predict_in_both_modes(features)
-            if is_close(trained, other_trained) and not is_close(evaluated, other_evaluated):
+            change = get_largest_difference(evaluated, other_evaluated)
+            change_in_training = get_largest_difference(trained, other_trained)
+            if change_in_training < 1e-3 * change:  # rounding errors
                 paths.append(variable.path)
     return paths
+
+
+def check_rounding():
+    """Yield sentences about variables whose gradients are rounding errors.
+
+    The order of the examples and the number of replicas change a gradient by rounding errors only.
+    Adam divides a gradient by its size, so it turns even rounding errors into full steps.
+    """
+    batch = create_training_state()
+    if not has_one_model() or draws_in_evaluation(batch[0]):
+        return  # random numbers change with the order, too
+    one, other = compute_gradients_in_both_orders(batch)
+    variables = list_trainable_variables()
+    if len(one) != len(variables):
+        return  # an edited compute_gradients
+    for variable, gradient, other_gradient in zip(variables, one, other, strict=True):
+        is_rounding = np.abs(gradient - other_gradient) > 0.1 * np.abs(gradient)
+        if np.mean(is_rounding) > 0.02:  # fewer may be close to 0 by chance
+            yield (
+                f"- create_model_and_optimizer: {np.sum(is_rounding)} of {is_rounding.size} "
+                f"elements of {variable.path} have gradients that are rounding errors, which Adam "
+                "scales up; if a later layer cancels this bias or beta, set use_bias=False or "
+                "center=False in its layer"
+            )
+
+
+def compute_gradients_in_both_orders(batch):
+    """Return the gradients for a batch, and for the batch in the reverse order, as arrays."""
+
+    def reverse(tensor):
+        return None if tensor is None else tf.reverse(tensor, [0])
+
+    # Only in a graph, variables without a path to the loss get zeros.
+    compute_gradients = tf.function(train.compute_gradients)
+    results = []
+    for each in (batch, tf.nest.map_structure(reverse, batch)):
+        with restore_variables(train.model):
+            _, gradients = compute_gradients(each)
+        results.append([tf.convert_to_tensor(x).numpy() for x in tf.nest.flatten(gradients)])
+    return results
+
+
+def get_largest_difference(one, other):
+    """Return the largest difference between numbers of two structures of tensors."""
+    pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True)
+    return max(np.max(np.abs(np.float64(a) - np.float64(b))) for a, b in pairs)
 
 
 def predict_in_both_modes(features):
@@ -880,7 +1013,9 @@ def predict_in_both_modes(features):
 # All checks
 # ----------------------------------------------------------------------------------------------
 
-SUSPECTS = "suspects"  # beside the hooks: what may make results differ between replicas
+# Beside the hooks: what may make results differ between replicas, probably or possibly.
+SUSPECTS = "suspects"
+ROUNDING = "rounding"
 
 CHECKS = (
     ("create_datasets", check_datasets),
@@ -892,9 +1027,13 @@ CHECKS = (
     ("create_metrics", check_metrics),
     ("compute_losses", check_losses),
     ("compute_loss", check_replica_losses),
+    ("score", check_score),
+    ("end_epoch", check_end_epoch),
     ("create_model_and_optimizer", check_gradients),
     ("train_step", check_slices),
+    ("create_serving_function", check_serving_function),
     (SUSPECTS, check_suspects),
+    (ROUNDING, check_rounding),
 )
 
 # A hook can't be checked before the problems of these are solved.
@@ -909,7 +1048,7 @@ def check_hooks():
     cpu = tf.config.list_physical_devices("CPU")[0]
     replicas = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(cpu, replicas)
-    report = {hook: [] for hook in (*HOOKS, SUSPECTS)}
+    report = {hook: [] for hook in (*HOOKS, SUSPECTS, ROUNDING)}
     for hook, check in CHECKS:
         if any(report[needed] for needed in NEEDED.get(hook, ())):
             report[hook] = None
@@ -924,7 +1063,7 @@ def run_check(hook, check, report):
     try:
         for problem in check():
             problems.append(problem)
-    except (Exception, SystemExit) as error:  # of any type, by what hooks do
+    except (Exception, SystemExit) as error:  # hooks can raise any type
         if not problems:
             report_exception(error, hook, report)
     if problems:
@@ -934,7 +1073,7 @@ def run_check(hook, check, report):
 def report_exception(error, hook, report):
     """Add an exception to the report, unless it may follow from an earlier problem."""
     if any(report.values()):
-        if hook != SUSPECTS:
+        if hook in HOOKS:
             report[hook] = report[hook] or None
         return
     name, line = find_hook("".join(traceback.format_exception(error)))

@@ -12,6 +12,8 @@ HOOKS = (
     "create_metrics",
     "compute_losses",
     "compute_loss",
+    "score",
+    "end_epoch",
     "create_serving_function",
     "train_step",
 )

@@ -35,7 +35,7 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - compute_loss, create_loss_objects: a mean or a statistic of a replica's own examples
 - create_model_and_optimizer: a layer that uses other examples of the batch; a variable created
   outside strategy.scope(); random numbers that replicas can't share: keras.random.categorical,
-  binomial, gamma, beta, truncated_normal, shuffle, or those of a tensor whose first dimension is
+  binomial, gamma, beta, truncated_normal, shuffle, or numbers for a tensor whose first dimension is
   not the batch
 - create_metrics: a metric that is not a sum or a mean over examples, or outside strategy.scope()
 - create_datasets, fetch, preprocess: random numbers that don't come from `seeds`"""
@@ -44,7 +44,8 @@ RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: random numbers that don't come from `seeds`
 - create_datasets: examples, or an order of them, that differ between processes
 - adapt: a result that differs between processes, such as the order of a set
-- create_model_and_optimizer: a layer that keeps state outside its variables"""
+- create_model_and_optimizer: a layer that keeps state outside its variables
+- end_epoch: what it changes depends on more than `history`"""
 EVALUATION_CAUSES = """Possible causes:
 - evaluation_step, update_metrics: sample_weight is not used, which is 0 for the examples that fill
   up the last batch
@@ -89,7 +90,10 @@ def background(request):
 
 @pytest.fixture(scope="session")
 def hook_report():
-    """The problems of each hook. "suspects" is what may make results depend on the replicas."""
+    """The problems of each hook, and what may make results depend on the replicas.
+
+    "suspects" are probable causes, "rounding" possible ones.
+    """
     return POOL.submit(ask, "check_hooks")
 
 
@@ -165,7 +169,8 @@ def test_results_do_not_depend_on_the_replicas(replicas, runs_on_replicas, reque
         if not causes and all(name != "loss" for _, name, _ in differences):
             causes = ["All losses agree, so look at create_metrics first."]
         if len(causes) < 2:
-            causes.append(REPLICA_CAUSES)
+            rounding = request.getfixturevalue("hook_report").result()["rounding"]
+            causes += [REPLICA_CAUSES, *rounding]
         fail(
             f"Results on {replicas} replicas differ from those on 1: "
             f"{describe_difference(*differences[0])}.",
@@ -190,7 +195,7 @@ def test_killed_run_resumes_bit_identical(killed_run, undisturbed_run, request):
 
 # {% if cookiecutter.distribution == "parameter_server" %}
 def test_workers_and_servers_train(cluster_run, request):
-    # The results of training depend on arrival order. Those of the test don't.
+    # The results of training depend on arrival order. Test results don't.
     run_dir = cluster_run.result()
     assert_tested(run_dir, ask("evaluate", run_dir), request)
 

@@ -15,11 +15,8 @@ def create_datasets():
 def adapt(train):
     # {% include "docstrings/adapt.txt" %}
     # TODO(you): what your model or `preprocess` has to know about the training split.
-    features, _ = train.batch(len(train)).get_single_element()
-    return {
-        "mean": np.mean(features, axis=0).tolist(),
-        "variance": np.var(features, axis=0).tolist(),
-    }
+    features = np.array([features for features, _ in train])
+    return {"mean": features.mean(0).tolist(), "variance": features.var(0).tolist()}
 
 
 def fetch(batch):
@@ -45,7 +42,7 @@ def create_model_and_optimizer(strategy):
         model = keras.Sequential(
             [
                 keras.Input([10]),
-                keras.layers.Normalization(mean=adapted["mean"], variance=adapted["variance"]),
+                keras.layers.Normalization(**adapted),
                 keras.layers.Dense(
                     64, activation="silu", kernel_regularizer=keras.regularizers.L2(3.0)
                 ),
@@ -68,4 +65,4 @@ def create_metrics(strategy):
     # {% include "docstrings/create_metrics.txt" %}
     with strategy.scope():
         # TODO(you): your metrics, each with a different name.
-        return tuple([keras.metrics.MeanAbsoluteError("mean_absolute_error")] for _ in range(3))
+        return tuple([keras.metrics.MeanAbsoluteError()] for _ in range(3))

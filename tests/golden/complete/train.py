@@ -21,7 +21,6 @@ import dataclasses
 import datetime
 import functools
 import gc
-import hashlib
 import json
 import math
 import os
@@ -35,6 +34,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from pathlib import Path
 
 
@@ -68,13 +68,13 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list[keras.metrics.Metric]
-validation_metrics: list[keras.metrics.Metric]
-test_metrics: list[keras.metrics.Metric]
+train_metrics: list  # each a list of keras.metrics.Metric
+validation_metrics: list
+test_metrics: list
 gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 
-# The number of examples that `compute_loss` divides by: those of a step on all replicas, or of one
-# of its --accumulation-steps.
+# The number of examples that `compute_loss` divides by: the examples of a step on all replicas, or
+# of one of its --accumulation-steps.
 GLOBAL_BATCH_SIZE: int
 
 adapted: dict = {}  # what the hook `adapt` returned
@@ -125,17 +125,17 @@ class Config:
         "auto", "distribution", choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"]
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
-    steps_per_loop: int = flag(100, "most steps between log lines")
+    steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
     deterministic: bool = flag(
         False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
-    precision: str = flag(
-        "float32", "dtype policy", choices=["float32", "mixed_bfloat16", "mixed_float16"]
-    )
     jit_compile: bool = flag(
         False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
+    )
+    precision: str = flag(
+        "float32", "dtype policy", choices=["float32", "mixed_bfloat16", "mixed_float16"]
     )
     accumulation_steps: int = flag(1, "parts in which a replica processes its batch")
     clip_norm: float | None = flag(
@@ -145,7 +145,7 @@ class Config:
         None, "evaluate and export an EMA of the weights", type=bounded(float, below=1)
     )
     patience: int | None = flag(
-        None, "stop after as many epochs without a lower validation loss", type=bounded(int)
+        None, "stop after as many epochs without a lower score", type=bounded(int)
     )
     recover_from_nan: int = flag(
         0, "most repetitions of a loop whose loss is not finite", type=bounded(int, above=-1)
@@ -163,7 +163,7 @@ class Config:
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
     device_kind: str = "CPU"  # or "GPU" or "TPU"
     workers: int = 1
-    train_examples: int = 0
+    train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
     last_step: int = 1
 
@@ -176,13 +176,12 @@ class State:
     """Where the run is."""
 
     step: int = 0
-    best_loss: float = math.inf  # of all validations
-    best_step: int = 0  # of the validation with this loss
+    history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
-    micro_batch: tuple = (0, 1)  # the part of a batch that a step computes, and the parts
+    micro_batch: tuple = (0, 1)  # the part of a batch that is being traced, and their number
     snapshot: dict | None = None  # after the last loop, in host memory
-    pending_write: concurrent.futures.Future | None = None  # of a checkpoint
+    pending_write: concurrent.futures.Future | None = None  # a checkpoint
     is_profiling: bool = False
     scratch: str = ""  # a folder that is removed with the process
 
@@ -215,7 +214,8 @@ def adapt(train):
     """Return statistics or vocabularies of the training split, a dict of JSON values.
 
     `train` is the training split of `create_datasets`. The chief calls this once per run and saves
-    the result in adapted.json. The other hooks read it as `adapted`, in later starts too.
+    the result in adapted.json. The other hooks read it as `adapted`, in later starts too. Turn
+    arrays into lists, such as np.ravel(mean).tolist() for a Normalization.
     """
     # TODO(you): what your model or `preprocess` has to know about the training split.
     return {}
@@ -234,22 +234,25 @@ def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
-    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, are a function of --seed, epoch
-    (0 in evaluation) and position: draw random numbers from them only.
+    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
+    function of --seed, epoch (always 0 in evaluation) and position: draw random numbers from it
+    only. Create a lookup table once, and assign it to an attribute of the model, which exports it.
     """
-    images, labels = batch
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
+    #     images, labels = batch
     #     if training:
     #         contrast = lambda x: tf.image.stateless_random_contrast(x[0], 0.5, 1.5, seed=x[1])
     #         images = tf.cast(images, tf.float32)
     #         images = tf.map_fn(contrast, (images, seeds), fn_output_signature=images.dtype)
-    return tf.cast(images, tf.float32), labels
+    #     return images, labels
+    return batch
 
 
 def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
-    Create all variables inside `strategy.scope()`, which places them on all replicas.
+    A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
+    inside `strategy.scope()`, which places them on all replicas.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -269,7 +272,10 @@ def create_model_and_optimizer(strategy):
 
 
 def create_loss_objects(strategy):
-    """Return the loss, which maps (labels, predictions) to one value per example."""
+    """Return the loss, which maps (labels, predictions) to one value per example.
+
+    `compute_losses` calls it. If that hook needs no loss object, return None.
+    """
     with strategy.scope():
         # TODO(you): your loss, or several that `compute_losses` adds up.
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -283,7 +289,10 @@ def create_metrics(strategy):
 
 
 def compute_losses(labels, predictions):
-    """Return the loss of each example, [batch]. `labels` is None if `preprocess` returns none."""
+    """Return the loss of each example, [batch], such as the mean over its tokens or pixels.
+
+    `labels` is None if `preprocess` returns none.
+    """
     # TODO(you): with several losses or outputs, return a weighted sum.
     return loss_object(labels, predictions)
 
@@ -302,6 +311,26 @@ def compute_loss(labels, predictions, sample_weight):
     return loss
 
 
+def score(validation):
+    """Return the number, lower is better, that selects checkpoints/best.
+
+    `validation` has the loss and the metrics of a validation by name.
+    """
+    # TODO(you): another measure, such as -validation["accuracy"].
+    return validation["loss"]
+
+
+def end_epoch(history):
+    """Return whether to stop the run. Called on each worker after an epoch is saved.
+
+    `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
+    "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
+    changes here must depend on `history` only.
+    """
+    # TODO(you): stop early, set `optimizer.learning_rate`, or write samples.
+    return False
+
+
 def create_serving_function(models, example):
     """Return the tf.function that the exported SavedModel serves, with its input signature.
 
@@ -309,14 +338,16 @@ def create_serving_function(models, example):
     the default takes its first component, and returns the predictions of the first model.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
-    is_tuple = isinstance(specs, tuple)
+    is_tuple = isinstance(example, tuple)
+    first, *others = example if is_tuple else [example]
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), first)
 
-    @tf.function(input_signature=[specs[0] if is_tuple else specs])
+    @tf.function(input_signature=[specs])
     def serve(inputs):
         size = tf.shape(tf.nest.flatten(inputs)[0])[0]
-        zeros = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), specs)
-        batch = (inputs, *zeros[1:]) if is_tuple else inputs  # `preprocess` expects labels too
+        # `preprocess` expects labels too: use the example's labels.
+        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
+        batch = (inputs, *repeated) if is_tuple else inputs
         features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
         return models[0](features, training=False)
 
@@ -376,16 +407,21 @@ def test_step(batch):
     return evaluation_step(batch, test_metrics)
 
 
+def run_on_replicas(step, batch):
+    """Run a step on all replicas, each with its batch. Return the sums of their results."""
+    return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+
+
 def distributed_train_step(batch):
-    return strategy.reduce("SUM", strategy.run(train_step, args=(batch,)), axis=None)
+    return run_on_replicas(train_step, batch)
 
 
 def distributed_validation_step(batch):
-    return strategy.reduce("SUM", strategy.run(validation_step, args=(batch,)), axis=None)
+    return run_on_replicas(validation_step, batch)
 
 
 def distributed_test_step(batch):
-    return strategy.reduce("SUM", strategy.run(test_step, args=(batch,)), axis=None)
+    return run_on_replicas(test_step, batch)
 
 
 # 5. Loops: many steps -----------------------------------------------------------------------------
@@ -400,8 +436,9 @@ def run_steps(distributed_step, iterator, steps):
     """
     sums = tf.zeros([2], tf.float64)
     waited = tf.zeros([], tf.float64)
-    # A step ends with the update of the first weights: they get their gradients last.
-    first_weights = tf.nest.flatten(model)[0].trainable_variables[0].value
+    # A step updates the weights of the first layers last: they get their gradients last.
+    weights = [variable for variable in list_variables(model) if variable.trainable]
+    first_weights = weights[0].value
     for _ in tf.range(steps):
         step_ended_at = read_clock([tf.convert_to_tensor(first_weights)])
         batch = next_batch(iterator)
@@ -424,15 +461,23 @@ def run_loop(distributed_step, metrics, iterator, steps):
 
 
 def train(iterator, steps):
-    """Run a loop of training. Return the values of its log line."""
+    """Run a loop of training. Return the values of its log line, without learning rates."""
     metrics = [*train_metrics, gradient_norm] if config.clip_norm else train_metrics
     started_at = time.perf_counter()
     values, waited = run_loop(distributed_train_step, metrics, iterator, steps)
     seconds = time.perf_counter() - started_at
-    values["learning_rate"] = float(tf.nest.flatten(optimizer)[0].learning_rate.numpy())
     values["examples_per_second"] = steps * config.global_batch_size / seconds
     values["input_wait"] = waited / seconds
     return values
+
+
+def read_learning_rates():
+    """Return the learning rate of each optimizer by name: learning_rate, learning_rate_2, …"""
+    rates = {}
+    for each in filter(None, tf.nest.flatten(optimizer)):
+        name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
+        rates[name] = float(each.learning_rate.numpy())
+    return rates
 
 
 def validate(iterator, steps):
@@ -455,25 +500,29 @@ def summarize(loss_sum, weight_sum, metrics):
 class WrongInput(Exception):
     """A flag, a file or an environment variable can't be used."""
 
-    exit_code, label = 2, "error"
+    exit_code = 2
+    label = "error"
 
 
 class RunFailed(Exception):
     """The run can't continue, and would fail again."""
 
-    exit_code, label = 1, "stopped"
+    exit_code = 1
+    label = "stopped"
 
 
 class RunFinished(Exception):
     """There is nothing left to do."""
 
-    exit_code, label = 0, "finished"
+    exit_code = 0
+    label = "finished"
 
 
 class RunInterrupted(Exception):
     """The run was interrupted or a worker failed: the same command resumes it."""
 
-    exit_code, label = 143, "stopped"
+    exit_code = 143
+    label = "stopped"
 
 
 def print_status(line, end="\n"):
@@ -487,13 +536,14 @@ def print_status(line, end="\n"):
 
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
-    others = "step epoch split learning_rate gradient_norm examples_per_second input_wait".split()
+    others = "step epoch split learning_rate examples_per_second".split()
+    others += "gradient_norm input_wait".split()
     shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
     return " ".join(shown)
 
 
 def print_progress(trained):
-    """Show a progress bar on a terminal. It fits 60 columns, unlike that of Keras."""
+    """Show a progress bar on a terminal. It fits 60 columns, unlike Keras's."""
     if not sys.stdout.isatty():
         return
     examples_left = (config.last_step - state.step) * config.global_batch_size
@@ -580,13 +630,13 @@ def save_snapshot():
 
 
 def end_process(error):
-    """Save what is not saved, report why the run ends, and exit. Return never."""
+    """Save what is not saved, report why the run ends, and exit. This never returns."""
     process_is_ending.acquire()  # for good: another thread that gets here waits for the exit
     error = explain_error(error)
     if isinstance(error, RunInterrupted):
         try:
             save_snapshot()
-        except Exception as save_error:  # of the file system, or of TensorFlow about it
+        except Exception as save_error:  # from the file system or TensorFlow
             error = explain_error(save_error)
     code = report_error(error)
     writer.shutdown()  # waits for the checkpoint that is being written
@@ -618,8 +668,9 @@ def read_tf_config():
             raise ValueError(f"{', '.join(jobs)} is not chief or worker")
         config.worker_index = addresses.index(own_address)
         config.workers = len(addresses)
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        # TensorFlow raises these for a TF_CONFIG that is no JSON, or has other keys or types.
+    except Exception as error:
+        # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
+        # TF_CONFIG that is no JSON, or has other keys or types.
         example = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
         raise WrongInput(f"TF_CONFIG: {error}; use a value such as {example}") from error
     return addresses
@@ -724,15 +775,12 @@ def run_on_chief(function, *arguments):
 
 
 def check_workers(datasets):
-    """Raise WrongInput if flags, train.py or the data of a worker are not those of the chief."""
-    if config.workers == 1:
-        return
+    """Raise WrongInput if a worker's flags, train.py or data differ from the chief's."""
     facts = describe_run()
     for name in ("run_dir", "timeout", "profile", "git_commit", "worker_index"):
         del facts[name]
-    values = tf.nest.flatten(datasets)
-    facts["data"] = [hash_bytes(pickle.dumps(np.asarray(value))) for value in values]
-    facts["train.py"] = hash_bytes(Path(__file__).read_bytes())
+    facts["data"] = [describe_examples(*each) for each in datasets.values()]
+    facts["train.py"] = zlib.crc32(Path(__file__).read_bytes())
     chief_facts = broadcast(facts)
     for worker in range(1, config.workers):
         for name, value in broadcast(facts, source=worker).items():
@@ -742,10 +790,6 @@ def check_workers(datasets):
                     f"worker {worker} has {name} {value}, but the chief has {expected}; "
                     "start all workers with the same"
                 )
-
-
-def hash_bytes(content):
-    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def find_device_kind():
@@ -796,8 +840,11 @@ def create_strategy():
     if name == "multi_worker":
         created = create_multi_worker_strategy(addresses)
     elif name == "tpu":
-        connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
-        created = tf.distribute.TPUStrategy(connect(os.environ.get("TPU_NAME", "local")))
+        created = tf.distribute.TPUStrategy(
+            tf.distribute.cluster_resolver.TPUClusterResolver.connect(
+                os.environ.get("TPU_NAME", "local")
+            )
+        )
     else:
         created = create_local_strategy(name)
     config.strategy = name
@@ -825,7 +872,7 @@ def create_local_strategy(name):
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
-    # The sum of two numbers has the same bits in any order, and one device computes it faster.
+    # The sum of two numbers is bit-identical in any order, and one device computes it faster.
     # With more replicas, the default keeps the order of summation that workers use.
     reduce = tf.distribute.ReductionToOneDevice() if config.replicas == 2 else None
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduce)
@@ -837,10 +884,10 @@ def check_batch_size():
     divisor = config.replicas * config.accumulation_steps
     sharers = f"{divisor} replicas times --accumulation-steps"
     if size % divisor:
-        fix = max(size - size % divisor, divisor)
+        lower = size // divisor * divisor or divisor
         raise WrongInput(
             f"--global-batch-size {size} is not divisible by {sharers}; "
-            f"use {fix} or {fix + divisor}"
+            f"use {lower} or {lower + divisor}"
         )
 
 
@@ -866,17 +913,18 @@ def load_datasets():
     for split in ("train", "validation", "test"):
         # Without `pop`, all splits would be in memory twice.
         loaded[split] = load_into_memory(datasets.pop(0), split)
-    _, size = loaded["train"]
+    examples, size = loaded["train"]
     if config.global_batch_size > size:
         raise WrongInput(
             f"--global-batch-size {config.global_batch_size} is above the {size} training "
             f"examples; use at most {size}"
         )
-    config.train_examples = size
+    config.train_data = describe_examples(examples, size)
     config.steps_per_epoch = size // config.global_batch_size
     config.last_step = config.epochs * config.steps_per_epoch
     check_steps()
-    check_workers(loaded)
+    if config.workers > 1:
+        check_workers(loaded)
     return loaded
 
 
@@ -899,12 +947,19 @@ def load_into_memory(dataset, split):
 
     stacks = None
     with tf.device("CPU:0"):
-        for index, piece in dataset.enumerate().batch(128):
+        # Each piece costs time, and memory for a second copy of its examples.
+        for index, piece in dataset.enumerate().batch(max(128, size // 64)):
             if stacks is None:
                 stacks = tf.nest.map_structure(create_stack, piece)
             for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):
                 stack.scatter_update(tf.IndexedSlices(part, index))
     return stacks, size
+
+
+def describe_examples(examples, size):
+    """Return the number of examples and their checksum, as text."""
+    hashes = [tf.fingerprint(x.read_value_no_copy()) for x in tf.nest.flatten(examples)]
+    return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
 
 
 def shuffle(size, epoch):
@@ -928,15 +983,19 @@ def create_input(examples, size, training, first_step=0):
     def create_dataset(context):
         """Return this worker's batches, one per step and replica."""
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
-        batch_size = context.get_per_replica_batch_size(config.global_batch_size)
+        batch_size = config.global_batch_size // config.replicas
 
         def list_places(epoch):
-            """Return the places of each batch, [replicas, batch, 3], in turn for each worker."""
+            """Return a dataset of the places of an epoch.
+
+            A place is the epoch, the position in it and the index of the example. An element has
+            the places of one step on one worker, [replicas, batch, 3]; workers take turns.
+            """
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
             # In evaluation the epoch is 0: each validation draws the same random numbers.
-            epochs = tf.fill([len(position)], epoch if training else 0)
-            places = tf.stack([epochs, position, index], axis=1)
+            epoch_column = tf.fill(position.shape, epoch if training else 0)
+            places = tf.stack([epoch_column, position, index], axis=1)
             places = tf.reshape(places, [-1, replicas, batch_size, 3])
             return tf.data.Dataset.from_tensor_slices(places)
 
@@ -948,9 +1007,10 @@ def create_input(examples, size, training, first_step=0):
         options = tf.data.Options()
         options.threading.private_threadpool_size = count_cores()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
-        # With `repeat`, TensorFlow knows that the dataset is endless. Otherwise all workers would
+        # With `repeat`, the cardinality of the dataset is infinite. Otherwise all workers would
         # agree at each step on whether there is a next batch.
-        batches = places.map(create, count_cores()).repeat()
+        # Each call holds a batch: more of them would take much memory on machines with many cores.
+        batches = places.map(create, min(16, count_cores())).repeat()
         return batches.prefetch(2 * replicas).with_options(options)
 
     if config.device_kind == "CPU":  # see next_batch
@@ -962,8 +1022,9 @@ def create_input(examples, size, training, first_step=0):
 def create_batch(examples, size, training, places):
     """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
     epoch, position, index = tf.unstack(places, axis=1)
+    # All examples of a batch are of one epoch.
     key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
-    seeds = tf.stack([tf.fill([len(position)], key), position], axis=1)
+    seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
@@ -1003,7 +1064,7 @@ def next_batch(iterator):
 class Adam(keras.optimizers.Adam):
     """Keras's Adam as one TensorFlow operation, which is faster. `weight_decay` makes it AdamW.
 
-    Its state is that of Keras's Adam: each resumes the other's runs.
+    Its state equals the state of Keras's Adam: each resumes the other's runs.
     """
 
     def update_step(self, gradient, variable, learning_rate):
@@ -1038,8 +1099,6 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
         warmup_steps = config.warmup_steps
-        if warmup_steps is None:
-            warmup_steps = config.last_step // 10
         decay_steps = max(1, config.last_step - warmup_steps)
         left = 1 - tf.clip_by_value((step - warmup_steps) / decay_steps, 0, 1)
         decay = {"constant": 1.0, "linear": left, "cosine": (1 - tf.cos(math.pi * left)) / 2}
@@ -1050,9 +1109,9 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 def accumulate(compute_gradients):
     """Return `compute_gradients` that processes a batch in --accumulation-steps parts.
 
-    A part needs the memory of a smaller batch. The mean over the parts is that of the batch, up to
-    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, which is that of a part. Random layers
-    start each part with the same seeds, since a part draws its numbers of those for the batch.
+    A part needs the memory of a smaller batch. The mean over the parts is the batch's mean, up to
+    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, the size of a part. Random layers
+    start each part with the same seeds, and `draw_part` gives it its part of the batch's numbers.
     """
     parts = config.accumulation_steps
 
@@ -1083,10 +1142,10 @@ def accumulate(compute_gradients):
 
 
 def update(optimizer, gradients, variables):
-    """Apply the sums of all replicas' gradients.
+    """Apply one replica's gradients. The optimizer sums them over all replicas.
 
-    The gradient of an embedding has an index once for each use of the row. Keras's Adam would
-    square each part instead of their sum (keras#19992), so the parts are added up here.
+    The gradient of an embedding lists a row once for each use. Keras's Adam would square each part
+    instead of their sum (keras#19992), so `convert_to_tensor` adds the parts up.
     """
     gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
     if config.clip_norm:
@@ -1099,7 +1158,7 @@ def update(optimizer, gradients, variables):
 def clip_gradients(optimizer, gradients):
     """Clip the gradients of the global batch to --clip-norm.
 
-    The norm of one replica's gradients is not that of the batch (tensorflow#33929), so they are
+    The norm of one replica's gradients is not the batch's (tensorflow#33929), so they are
     summed first. The optimizer sums them again, so they are divided by the number of replicas.
     """
     context = tf.distribute.get_replica_context()
@@ -1126,8 +1185,8 @@ def swap_ema_weights():
     Does nothing without --ema-momentum.
     """
     for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
-        its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # of a loss scale
-        if not its_optimizer.use_ema:
+        its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # loss scaling
+        if not its_optimizer or not its_optimizer.use_ema:
             continue
         # Keras's public finalize_variable_values overwrites the weights and can't be undone.
         averages = its_optimizer._model_variables_moving_average
@@ -1139,8 +1198,8 @@ def swap_ema_weights():
 
 
 def list_variables(parts):
-    """Return the variables of a model or optimizer, or of a tuple of these."""
-    return [variable for part in tf.nest.flatten(parts) for variable in part.variables]
+    """Return the variables of a model or optimizer, or of a tuple of these and None."""
+    return [variable for part in tf.nest.flatten(parts) if part for variable in part.variables]
 
 
 writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # writes checkpoints
@@ -1172,8 +1231,8 @@ def take_snapshot():
     if are_finite:
         values["names"] = tf.constant([variable.path for variable in list_variables(model)])
         values["step"] = tf.constant(state.step, tf.int64)
-        values["best_loss"] = tf.constant(state.best_loss, tf.float64)
-        if config.recover_from_nan or state.recoveries:
+        values["history"] = tf.constant([json.dumps(state.history)])
+        if state.recoveries:
             values["recoveries"] = tf.constant(state.recoveries, tf.int64)
             values["skipped"] = tf.constant(state.skipped, tf.int64)
         state.snapshot = values
@@ -1266,7 +1325,7 @@ def read_newest(kind, steps):
 def find_checkpoint(kind):
     """Return the newest checkpoint, or None if the run has never saved one.
 
-    If the best checkpoint is corrupt, the last one must be older, so that the best is made again.
+    If the best checkpoint is corrupt, the last one must not be newer: then the best is made again.
     """
     steps = list_checkpoints(kind)
     if kind == "last":
@@ -1308,10 +1367,9 @@ def restore_run(checkpoint):
     if checkpoint:
         restore(checkpoint)
         state.step = int(checkpoint["step"])
-        state.best_loss = float(checkpoint["best_loss"])
+        state.history = json.loads(checkpoint["history"][0])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
-    state.best_step = broadcast(max(list_checkpoints("best"), default=0))
     take_snapshot()
 
 
@@ -1324,8 +1382,11 @@ def share_random_numbers():
     """
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    for kind in ("uniform", "uniform_int", "normal"):
-        name = f"stateless_random_{kind}_v2"
+    for name in (
+        "stateless_random_uniform_v2",
+        "stateless_random_uniform_int_v2",
+        "stateless_random_normal_v2",
+    ):
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
         setattr(operations, name, functools.partial(draw_part, draw))
 
@@ -1333,8 +1394,9 @@ def share_random_numbers():
 def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
-    If the first dimension is no multiple of the replica's batch, as for a number that all examples
-    share, all replicas draw the same.
+    All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
+    a number that all examples share. A multiple by chance is taken for a batch. A counter has four
+    numbers of 32 bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()
     if context is None or shape.shape[0] == 0:
@@ -1346,8 +1408,8 @@ def draw_part(draw, shape, **options):
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
     first = tf.cast(part, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)
-    numbers = draw(shape=[size + first % 4], **options)
-    return tf.reshape(numbers[first % 4 :], shape)
+    numbers = draw(shape=[size + 3], **options)  # a constant number, which TPUs need
+    return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
 
 
 def check_batch_normalization(layer):
@@ -1367,8 +1429,8 @@ def check_batch_normalization(layer):
 def synchronize_batch_normalization():
     """Have each BatchNormalization use the statistics of the global batch.
 
-    Keras's default is a replica's own batch, also in keras.applications. Then each replica has
-    other moving averages, and a checkpoint contains only the first replica's.
+    Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
+    averages differ, and a checkpoint contains only the first replica's.
     """
     for each in tf.nest.flatten(model):
         for layer in each._flatten_layers():  # Keras has no public way to list nested layers
@@ -1403,7 +1465,7 @@ def read_weights(path):
 
 
 def load_initial_weights(path):
-    """Load the weights whose name and shape agree with those of the model, and list them."""
+    """Load the weights whose name and shape agree with the model's, and list them."""
     weights = [weight for each in tf.nest.flatten(model) for weight in each.weights]
     outer = f"{tf.nest.flatten(model)[0].name}/"  # Keras leaves it out when it loads a Sequential
     pairs = run_on_chief(read_weights, path)
@@ -1484,7 +1546,8 @@ def read_file(name, parse):
     path = run_path(name)
     try:
         return parse(path.read_text("utf-8"))
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except Exception as error:
+        # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
         raise WrongInput(f"{path} is corrupt ({error}); use another --run-dir") from error
 
 
@@ -1501,9 +1564,7 @@ def is_kept_on_resume(line, step):
 
     The validation at a checkpoint's step is repeated, since the checkpoint is older.
     """
-    if line["split"] == "train":
-        return line["step"] <= step
-    return line["step"] < step
+    return line["step"] < step or (line["step"] == step and line["split"] == "train")
 
 
 def describe_run():
@@ -1524,16 +1585,17 @@ def describe_run():
 
 
 def log(split, values):
-    """Add a line to metrics.jsonl, and points to TensorBoard's curves."""
-    if config.worker_index > 0:
-        return
+    """Add a line to metrics.jsonl, and points to TensorBoard's curves. Return the line."""
     epoch = math.ceil(state.step / config.steps_per_epoch)
     line = {"step": state.step, "epoch": epoch, "split": split, **values}
+    if config.worker_index > 0:
+        return line
     with run_path("metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     with create_summary_writer(split).as_default(step=state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
+    return line
 
 
 @functools.cache
@@ -1546,7 +1608,7 @@ FIXED_SETTINGS = (
     "seed",
     "global_batch_size",
     "learning_rate",
-    "train_examples",
+    "train_data",
     "schedule",
     "clip_norm",
     "ema_momentum",
@@ -1582,7 +1644,10 @@ def find_run():
     if config.mode == "continuous_evaluate":
         return None
     if config.mode == "evaluate":
-        return run_on_chief(find_checkpoint, config.export)
+        checkpoint = run_on_chief(find_checkpoint, config.export)
+        # Otherwise the test split may have examples that the model was trained on.
+        run_on_chief(check_settings, ["train_data"])
+        return checkpoint
     checkpoint = run_on_chief(find_checkpoint, "last")
     if checkpoint:
         run_on_chief(check_run)
@@ -1592,20 +1657,26 @@ def find_run():
 def check_run():
     """Raise WrongInput if hooks or settings have changed, or RunFinished at the end of the run."""
     check_edits()
-    before = read_file("config.json", parse_object)
-    now = describe_run()
     names = list(FIXED_SETTINGS)
     if config.schedule != "constant":
         names.append("epochs")  # the schedule ends with the last one
+    before = check_settings(names)
+    lines = read_log()
+    if lines:
+        check_end(lines[-1], before)
+
+
+def check_settings(names):
+    """Return the run's config.json. Raise WrongInput if one of these settings has changed."""
+    before = read_file("config.json", parse_object)
+    now = describe_run()
     for name in names:
         if before.get(name) != now.get(name):
             raise WrongInput(
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
-    lines = read_log()
-    if lines:
-        check_end(lines[-1], before)
+    return before
 
 
 def check_end(last_line, before):
@@ -1655,17 +1726,18 @@ def read_definitions(path):
     return definitions
 
 
-def load_adapted(train_set, is_resumed):
+def load_adapted(train_split, checkpoint):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
-    adapted.update(run_on_chief(read_or_adapt, is_resumed))
+    adapted.update(run_on_chief(read_or_adapt, checkpoint))
 
 
-def read_or_adapt(is_resumed):
+def read_or_adapt(checkpoint):
     """Return the content of adapted.json, or at the start of a run what it will be."""
-    is_begun = is_resumed or config.mode != "train"
-    if is_begun and run_path("adapted.json").exists():  # continuous evaluation may start before it
+    is_begun = checkpoint or config.mode != "train"
+    # Continuous evaluation may start before the run.
+    if is_begun and run_path("adapted.json").exists():
         return read_file("adapted.json", parse_object)
-    result = adapt(create_datasets()[0])  # a dataset of `train_set` would be another copy
+    result = adapt(create_datasets()[0])  # a dataset of `train_split` would be another copy
     initial = read_initial_adapted()
     if initial.keys() == result.keys():
         return initial
@@ -1703,13 +1775,12 @@ def export(folder, examples):
 
     The exported models are copies made without a strategy, which can be loaded anywhere.
     """
-    weights = [variable.numpy() for variable in list_variables(model)]
-    keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
+    keras.utils.clear_session(free_memory=False)  # otherwise layers get other names
     keras.config.set_dtype_policy(config.precision)
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
-        for variable, weight in zip(list_variables(copies), weights, strict=True):
-            variable.assign(weight)
+        for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
+            variable.assign(trained.numpy())
     copies = tf.nest.flatten(copies)
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -1738,7 +1809,7 @@ def report_export_errors(form):
     """Print why a model can't be written in a form, and continue: the run is not affected."""
     try:
         yield
-    except Exception as error:  # of any type, by what hooks do
+    except Exception as error:  # hooks can raise any type
         if "No space left on device" in str(error):
             raise
         print_status(f"export: the model can't be written as {form}: {get_first_line(error)}")
@@ -1750,7 +1821,7 @@ def create_training_state(datasets, checkpoint):
     global gradient_norm, GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size // config.accumulation_steps
     is_new_run = config.mode == "train" and not checkpoint
-    keras.utils.clear_session()  # layer names are numbered from 1
+    keras.utils.clear_session()  # otherwise layers get other names
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy(config.precision)
     loss_object = create_loss_objects(strategy)
@@ -1766,14 +1837,20 @@ def create_training_state(datasets, checkpoint):
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # In a traced step it would be too late to create variables (keras#23085).
-            its_optimizer.build(each.trainable_variables)
+            if its_optimizer:
+                its_optimizer.build(each.trainable_variables)
         gradient_norm = keras.metrics.Mean(name="gradient_norm")
     share_random_numbers()
     wrap_compute_gradients()
 
 
 def configure_optimizer(each):
-    """Return an optimizer with the schedule, the EMA and the loss scale that the flags ask for."""
+    """Return an optimizer with the schedule, the EMA and the loss scale that the flags ask for.
+
+    Return None for a model without an optimizer.
+    """
+    if not each:
+        return None
     if config.schedule != "constant" or config.warmup_steps != 0:
         each.learning_rate = Schedule(float(each.learning_rate.numpy()))
     if config.ema_momentum:
@@ -1810,6 +1887,11 @@ def is_end_of_epoch():
     return state.step % config.steps_per_epoch == 0
 
 
+def is_lowest_score(validated):
+    """Return whether the `score` of a validation is lower than all earlier scores."""
+    return not state.history or score(validated) < min(map(score, state.history))
+
+
 def is_checkpoint_due(first_step):
     """Return whether the loop from `first_step` passed a multiple of --checkpoint-every-steps."""
     every = config.checkpoint_every_steps
@@ -1830,7 +1912,7 @@ def train_epochs(train_set, validation_set):
         if not (math.isfinite(trained["loss"]) and take_snapshot()):
             recover(first_step)
             continue
-        log("train", trained)
+        log("train", {**trained, **read_learning_rates()})
         print_progress(trained)
         if is_end_of_epoch():
             finish_epoch(validation_set, trained)
@@ -1873,7 +1955,7 @@ def recover(first_step):
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
             values[f"{kind}/{position}"] = value.numpy()
-    # The random states of the other workers are not those of replica 0.
+    # After the steps that are undone, the random states of the workers may differ.
     restore(broadcast(values))
     print_status(
         f"{problem}; recovery {state.recoveries} of {config.recover_from_nan}: "
@@ -1882,35 +1964,34 @@ def recover(first_step):
 
 
 def finish_epoch(validation_set, trained):
-    """Validate, save and log at the end of an epoch. Stop the run if --patience is over."""
+    """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     swap_ema_weights()
     validated = validate(*validation_set)
-    best = {"step": state.snapshot["step"], "names": state.snapshot["names"]}
+    best = {name: state.snapshot[name] for name in ("step", "names", "history")}
     best["model"] = copy_variables()[0]["model"]
     swap_ema_weights()
     if not math.isfinite(validated["loss"]):
         raise RunFailed(f"the validation loss is not finite at step {state.step}, not saved")
-    is_best = validated["loss"] < state.best_loss
-    # "last" has the best loss of before this validation, which a resumed run repeats.
+    is_best = is_lowest_score(validated)
+    # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
-    if is_best:
-        state.best_loss = validated["loss"]
-        state.best_step = state.step
-    log("validation", validated)
+    validation = log("validation", validated)
+    state.history.append(validation)
     print_epoch(validated, trained, is_best)
-    epochs_waited = (state.step - state.best_step) // config.steps_per_epoch
-    if config.patience and epochs_waited >= config.patience and state.step < config.last_step:
+    epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
+    if end_epoch(state.history) or epochs_waited >= (config.patience or math.inf):
         config.last_step = state.step
-        print_status(f"stopped: no validation loss since step {state.best_step} was lower")
+        print_status(f"stopped at step {state.step} by `end_epoch` or --patience")
+    take_snapshot()  # with what `end_epoch` has changed
 
 
 def print_epoch(validated, trained, is_best):
-    """Print a line about an epoch. On a terminal, the training metrics are shown if they fit."""
+    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
     epoch = state.step // config.steps_per_epoch
     mark = "*" if is_best else " "
     line = f"epoch {epoch:3}/{config.epochs} {mark}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
-    has_room = len(longer) < shutil.get_terminal_size().columns or not sys.stdout.isatty()
+    has_room = len(longer) < shutil.get_terminal_size((1000, 0)).columns
     print_status(longer if trained and has_room else line)
 
 
@@ -1933,7 +2014,7 @@ def test_checkpoint(checkpoint, test_set):
 
 
 def evaluate(checkpoint, validation_set, test_set):
-    """Test a checkpoint, or validate each new one, without writing to the run."""
+    """Test a checkpoint, or validate each new one, without changing the run's own files."""
     if config.mode == "continuous_evaluate":
         evaluate_continuously(validation_set)
     else:
@@ -1980,7 +2061,7 @@ def find_new_checkpoint(trained_dir):
 
 
 def explain_error(error):
-    """Return the exception that says why the run ends. A bug is returned as it is."""
+    """Return the exception that states why the run ends. A bug is returned as it is."""
     text = str(error)
     if hasattr(error, "exit_code"):
         return error
@@ -2010,11 +2091,12 @@ def explain_error(error):
 def find_lost_workers(error):
     """Return which other workers have failed, if TensorFlow raised an error for that reason, or "".
 
-    Its text names workers as /job:worker/task:1 or /job:worker/replica:0/task:1.
+    Its text names workers as /job:worker/task:1 or /job:worker/replica:0/task:1. A failure of NCCL
+    is an UnknownError, like an exception of a hook's Python code. Only its text differs.
     """
     text = str(error)
     is_lost = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
-    if config.workers == 1 or not (is_lost or "coordination" in text.lower()):
+    if config.workers == 1 or not (is_lost or re.search("(?i)coordination|invoking NCCL", text)):
         return ""
     tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", text))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()

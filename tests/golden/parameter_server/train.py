@@ -30,6 +30,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -59,11 +60,11 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list[keras.metrics.Metric]
-validation_metrics: list[keras.metrics.Metric]
-test_metrics: list[keras.metrics.Metric]
+train_metrics: list  # each a list of keras.metrics.Metric
+validation_metrics: list
+test_metrics: list
 
-# The number of examples that `compute_loss` divides by: those of a step on all replicas.
+# The number of examples that `compute_loss` divides by: all replicas' examples of a step.
 GLOBAL_BATCH_SIZE: int
 
 adapted: dict = {}  # what the hook `adapt` returned
@@ -100,14 +101,14 @@ class Config:
     learning_rate: float = flag(2e-3, "learning rate, or the highest one of a schedule")
     mode: str = flag("train", "train, or test the best checkpoint", choices=["train", "evaluate"])
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
-    steps_per_loop: int = flag(100, "most steps between log lines")
+    steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
 
     # Set at startup:
     workers: int = 1
     servers: int = 0  # 0 without a cluster
-    train_examples: int = 0
+    train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
     last_step: int = 1
 
@@ -120,10 +121,10 @@ coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None  # None 
 
 @dataclasses.dataclass
 class State:
-    """Where the run is. Checkpoints contain the step and the best loss."""
+    """Where the run is. Checkpoints contain it."""
 
     step: int = 0
-    best_loss: float = math.inf  # of all validations
+    history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
 
 
 state = State()
@@ -154,7 +155,8 @@ def adapt(train):
     """Return statistics or vocabularies of the training split, a dict of JSON values.
 
     `train` is the training split of `create_datasets`. The chief calls this once per run and saves
-    the result in adapted.json. The other hooks read it as `adapted`, in later starts too.
+    the result in adapted.json. The other hooks read it as `adapted`, in later starts too. Turn
+    arrays into lists, such as np.ravel(mean).tolist() for a Normalization.
     """
     # TODO(you): what your model or `preprocess` has to know about the training split.
     return {}
@@ -173,22 +175,25 @@ def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
-    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, are a function of --seed, epoch
-    (0 in evaluation) and position: draw random numbers from them only.
+    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
+    function of --seed, epoch (always 0 in evaluation) and position: draw random numbers from it
+    only. Create a lookup table once, and assign it to an attribute of the model, which exports it.
     """
-    images, labels = batch
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
+    #     images, labels = batch
     #     if training:
     #         contrast = lambda x: tf.image.stateless_random_contrast(x[0], 0.5, 1.5, seed=x[1])
     #         images = tf.cast(images, tf.float32)
     #         images = tf.map_fn(contrast, (images, seeds), fn_output_signature=images.dtype)
-    return tf.cast(images, tf.float32), labels
+    #     return images, labels
+    return batch
 
 
 def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
-    Create all variables inside `strategy.scope()`, which places them on all replicas.
+    A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
+    inside `strategy.scope()`, which places them on all replicas.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -208,7 +213,10 @@ def create_model_and_optimizer(strategy):
 
 
 def create_loss_objects(strategy):
-    """Return the loss, which maps (labels, predictions) to one value per example."""
+    """Return the loss, which maps (labels, predictions) to one value per example.
+
+    `compute_losses` calls it. If that hook needs no loss object, return None.
+    """
     with strategy.scope():
         # TODO(you): your loss, or several that `compute_losses` adds up.
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -222,7 +230,10 @@ def create_metrics(strategy):
 
 
 def compute_losses(labels, predictions):
-    """Return the loss of each example, [batch]. `labels` is None if `preprocess` returns none."""
+    """Return the loss of each example, [batch], such as the mean over its tokens or pixels.
+
+    `labels` is None if `preprocess` returns none.
+    """
     # TODO(you): with several losses or outputs, return a weighted sum.
     return loss_object(labels, predictions)
 
@@ -241,6 +252,26 @@ def compute_loss(labels, predictions, sample_weight):
     return loss
 
 
+def score(validation):
+    """Return the number, lower is better, that selects checkpoints/best.
+
+    `validation` has the loss and the metrics of a validation by name.
+    """
+    # TODO(you): another measure, such as -validation["accuracy"].
+    return validation["loss"]
+
+
+def end_epoch(history):
+    """Return whether to stop the run. Called on each worker after an epoch is saved.
+
+    `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
+    "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
+    changes here must depend on `history` only.
+    """
+    # TODO(you): stop early, set `optimizer.learning_rate`, or write samples.
+    return False
+
+
 def create_serving_function(models, example):
     """Return the tf.function that the exported SavedModel serves, with its input signature.
 
@@ -248,14 +279,16 @@ def create_serving_function(models, example):
     the default takes its first component, and returns the predictions of the first model.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
-    is_tuple = isinstance(specs, tuple)
+    is_tuple = isinstance(example, tuple)
+    first, *others = example if is_tuple else [example]
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), first)
 
-    @tf.function(input_signature=[specs[0] if is_tuple else specs])
+    @tf.function(input_signature=[specs])
     def serve(inputs):
         size = tf.shape(tf.nest.flatten(inputs)[0])[0]
-        zeros = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), specs)
-        batch = (inputs, *zeros[1:]) if is_tuple else inputs  # `preprocess` expects labels too
+        # `preprocess` expects labels too: use the example's labels.
+        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
+        batch = (inputs, *repeated) if is_tuple else inputs
         features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
         return models[0](features, training=False)
 
@@ -315,6 +348,7 @@ def test_step(batch):
     return evaluation_step(batch, test_metrics)
 
 
+traced: dict = {"step": 0}  # the number of the step that is being traced, [] int32
 # By the id of a metric's variable: what the step that is being traced adds to it.
 metric_counts: dict[int, tf.Tensor] = {}
 
@@ -361,11 +395,9 @@ def run_step(step_function, metrics, iterator, places, training=False):
 def distributed_train_step(iterator, step, places):
     """Run a training step on the worker that is free first.
 
-    `iterator` is the worker's, `step` is [] int32, and `places` are those of `create_batch`.
+    `iterator` is the worker's, `step` is [] int32, and `places` are as in `create_batch`.
     """
-    for each in tf.nest.flatten(optimizer):
-        # The chief counts: workers that increment a variable at the same time lose increments.
-        each.iterations.assign(step)
+    traced["step"] = step  # read by `update`
     return run_step(train_step, train_metrics, iterator, places, training=True)
 
 
@@ -392,7 +424,7 @@ def run_steps(distributed_step, arguments, stops=()):
     limit = 4 * config.workers  # these steps are finished after a signal
     pool = concurrent.futures.ThreadPoolExecutor(limit)  # a slow worker delays only its own steps
     for each in arguments:
-        if len(pending) == limit:
+        while len(pending) == limit:
             pending = wait_for_any(pending)
         if futures and stops:
             break
@@ -405,8 +437,13 @@ def run_steps(distributed_step, arguments, stops=()):
 
 
 def wait_for_any(pending):
-    """Wait until a step has ended. Return the others, or raise the error of a failed server."""
-    ended, pending = concurrent.futures.wait(pending, return_when="FIRST_COMPLETED")
+    """Wait until a step has ended. Return the others, or raise the error of a failed server.
+
+    Raise RunInterrupted if no step ends within GRACE_SECONDS of a signal: the workers are gone.
+    """
+    ended, pending = concurrent.futures.wait(pending, GRACE_SECONDS, "FIRST_COMPLETED")
+    if signals and not ended:
+        raise RunInterrupted("no worker has finished its step, so nothing is saved")
     for future in ended:
         future.result()
     return pending
@@ -414,7 +451,7 @@ def wait_for_any(pending):
 
 def add_up(results, metrics):
     """Return the mean loss and the metrics of the results of `run_step`."""
-    loss_sum, weight_sum, *counts = sum(results)
+    loss_sum, weight_sum, *counts = sum(results)  # pyright: ignore[reportGeneralTypeIssues]
     for metric in metrics:
         for variable in metric.variables:
             size = variable.shape.num_elements()
@@ -432,13 +469,12 @@ def train(get_arguments, steps):
     arguments = map(get_arguments, range(state.step, state.step + steps))
     results = run_steps(distributed_train_step, arguments, signals)
     seconds = time.perf_counter() - started_at
-    for timer in signals:
-        timer.cancel()  # the checkpoint takes the time that it takes
     state.step += len(results)
-    for each in tf.nest.flatten(optimizer):
+    optimizers = list(filter(None, tf.nest.flatten(optimizer)))
+    for each in optimizers:
         each.iterations.assign(state.step)
     values = add_up(results, train_metrics)
-    values["learning_rate"] = float(tf.nest.flatten(optimizer)[0].learning_rate.numpy())
+    values["learning_rate"] = float(optimizers[0].learning_rate.numpy())
     values["examples_per_second"] = len(results) * config.global_batch_size / seconds
     return values
 
@@ -465,25 +501,29 @@ def summarize(loss_sum, weight_sum, metrics):
 class WrongInput(Exception):
     """A flag, a file or an environment variable can't be used."""
 
-    exit_code, label = 2, "error"
+    exit_code = 2
+    label = "error"
 
 
 class RunFailed(Exception):
     """The run can't continue, and would fail again."""
 
-    exit_code, label = 1, "stopped"
+    exit_code = 1
+    label = "stopped"
 
 
 class RunFinished(Exception):
     """There is nothing left to do."""
 
-    exit_code, label = 0, "finished"
+    exit_code = 0
+    label = "finished"
 
 
 class RunInterrupted(Exception):
     """The run was interrupted or a worker failed: the same command resumes it."""
 
-    exit_code, label = 143, "stopped"
+    exit_code = 143
+    label = "stopped"
 
 
 def print_status(line, end="\n"):
@@ -495,13 +535,13 @@ def print_status(line, end="\n"):
 
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
-    others = "step epoch split learning_rate gradient_norm examples_per_second input_wait".split()
+    others = "step epoch split learning_rate examples_per_second".split()
     shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
     return " ".join(shown)
 
 
 def print_progress(trained):
-    """Show a progress bar on a terminal. It fits 60 columns, unlike that of Keras."""
+    """Show a progress bar on a terminal. It fits 60 columns, unlike Keras's."""
     if not sys.stdout.isatty():
         return
     examples_left = (config.last_step - state.step) * config.global_batch_size
@@ -529,8 +569,8 @@ def raise_wrong_input(message):
     raise WrongInput(message)
 
 
-GRACE_SECONDS = 20  # after a signal, for the chief to save what servers and workers hold
-signals: list[threading.Timer] = []  # started by the first signal; it ends the process
+GRACE_SECONDS = 20  # after a signal, for the steps under way
+signals: list = []  # received by this task
 
 
 def on_signals(handler):
@@ -540,26 +580,24 @@ def on_signals(handler):
 
 def exit_on_signals():
     """End at once on SIGINT or SIGTERM: there is nothing to save."""
-    on_signals(lambda *_: exit_process(RunInterrupted.exit_code))
+    on_signals(lambda *_: exit_process(143))
 
 
-def start_grace_period(*_):
-    """End the process in GRACE_SECONDS, if it doesn't end before."""
-    if not signals:
-        timer = threading.Timer(GRACE_SECONDS, exit_process, [RunInterrupted.exit_code])
-        timer.daemon = True
-        signals.append(timer)
-        timer.start()
+def start_grace_period(*received):
+    """End a worker in GRACE_SECONDS, if it doesn't end before."""
+    signals.append(received)
+    threading.Timer(GRACE_SECONDS, exit_process, [143]).start()
 
 
-def request_stop(*_):
+def request_stop(*received):
     """Have the chief save and stop after the steps under way. A second signal ends it at once."""
     if signals:
-        exit_process(RunInterrupted.exit_code)
-    start_grace_period()
+        exit_process(143)
+    signals.append(received)
 
 
 START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
+FINISHED_SECONDS = 60  # the same in the directory of a finished run
 POLL_SECONDS = 0.3
 # Two calls of the coordinator would race for the error that they raise.
 coordinator_lock = threading.Lock()
@@ -606,7 +644,7 @@ def check_cluster(cluster):
 
 
 def get_finished_file(job, index):
-    """Return the path of the file by which the chief tells a task that the run is finished."""
+    """Return the path of the file by which the chief notifies a task that the run is finished."""
     return run_path(f"finished-{job}-{index}")
 
 
@@ -626,6 +664,10 @@ def serve(cluster, job, index):
     finished_file.unlink(missing_ok=True)
     if job == "ps":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # it would take the memory of a worker's GPU
+        # A server ends after the chief, which may still save what the server holds.
+        on_signals(lambda *received: signals.append(received))
+    else:
+        on_signals(start_grace_period)
     import_operations()
     address = cluster[job][index]
     try:
@@ -634,18 +676,20 @@ def serve(cluster, job, index):
         raise WrongInput(
             f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
         ) from error
-    on_signals(start_grace_period)  # the chief may still need this task to save
     print_status(f"{job} {index} serves at {address}")
-    wait_for_chief(cluster["chief"][0], finished_file)
+    chief = cluster["chief"][0]
+    wait_for_chief(chief, finished_file)
+    if not (finished_file.exists() or is_run_finished()):
+        raise RunInterrupted(f"no chief at {chief}; start all tasks again")
     finished_file.unlink(missing_ok=True)
     del server  # it serves while it is referenced
     raise RunFinished(f"{job} {index}")
 
 
 def wait_for_chief(address, finished_file):
-    """Return when the chief has finished. Raise RunInterrupted if it is lost."""
+    """Return when the chief has finished or is lost."""
     chief = urlsplit(f"//{address}")
-    patience = START_SECONDS
+    patience = FINISHED_SECONDS if is_run_finished() else START_SECONDS
     last_contact = time.monotonic()
     while not finished_file.exists():
         try:
@@ -653,14 +697,19 @@ def wait_for_chief(address, finished_file):
             patience = GRACE_SECONDS
             last_contact = time.monotonic()
         except OSError as error:
-            # A machine refuses if its process has ended. Otherwise, the network may be slow.
+            # Refused: the process has ended. Otherwise, the network may be slow.
             is_refused = isinstance(error, ConnectionRefusedError)
             has_ended = is_refused and patience == GRACE_SECONDS
-            silence = time.monotonic() - last_contact
-            is_lost = signals or has_ended or silence > patience
-            if is_lost and not finished_file.exists():
-                raise RunInterrupted(f"no chief at {address}; start all tasks again") from error
+            is_silent = time.monotonic() > last_contact + patience
+            if signals or has_ended or is_silent:
+                return
         time.sleep(POLL_SECONDS)
+
+
+def is_run_finished():
+    """Return whether the log has the line of the test, which a run that resumes removes."""
+    path = run_path("metrics.jsonl")
+    return path.exists() and '"split": "test"' in path.read_text("utf-8")
 
 
 def watch_connections():
@@ -695,7 +744,26 @@ def dismiss_tasks():
 def dismiss(job, index):
     """Have a task write its file, which may be on its own disk."""
     with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
-        tf.io.write_file(str(get_finished_file(job, index)), "")
+        path = str(get_finished_file(job, index))
+        tf.io.write_file(path, "")
+        tf.io.read_file(path).numpy()  # TensorFlow returns before a task has written
+
+
+def is_server_failure(error):
+    """Return whether an error of the coordinator means that a parameter server failed."""
+    error = getattr(error, "original_exception", error)  # its ClosureInputError wraps another one
+    # A server that has restarted within a moment is an unknown device.
+    if "unknown device" in str(error).lower():
+        return True
+    return isinstance(
+        error,
+        (
+            tf.errors.AbortedError,
+            tf.errors.CancelledError,
+            tf.errors.DeadlineExceededError,
+            tf.errors.UnavailableError,
+        ),
+    )
 
 
 def schedule(distributed_step, arguments):
@@ -756,7 +824,7 @@ def create_parameter_server_strategy(cluster):
 def report_lost_worker(record):
     """Replace TensorFlow's report of a lost worker, which has many lines, and drop other logs."""
     if str(record.msg).startswith("Worker %s failed"):
-        index = record.args[0].rpartition(":")[2]  # of /job:worker/replica:0/task:1
+        index = record.args[0].rpartition(":")[2]  # /job:worker/replica:0/task:1
         print_status(f"worker {index} failed; other workers repeat its steps")
     return False
 
@@ -793,13 +861,13 @@ def load_datasets():
     """Return (examples, size) of each split, and set `config.steps_per_epoch`."""
     datasets = zip(("train", "validation", "test"), create_datasets(), strict=True)
     loaded = {split: load_into_memory(dataset, split) for split, dataset in datasets}
-    _, size = loaded["train"]
+    examples, size = loaded["train"]
     if config.global_batch_size > size:
         raise WrongInput(
             f"--global-batch-size {config.global_batch_size} is above the {size} training "
             f"examples; use at most {size}"
         )
-    config.train_examples = size
+    config.train_data = describe_examples(examples, size)
     config.steps_per_epoch = size // config.global_batch_size
     config.last_step = config.epochs * config.steps_per_epoch
     return loaded
@@ -809,7 +877,7 @@ def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
     With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
-    a run resumes at any step at once. Of tensors, each iterator would make a copy.
+    a run resumes at any step at once. They are variables: each iterator would copy tensors.
     """
     size = int(dataset.cardinality())
     if size <= 0:
@@ -820,6 +888,12 @@ def load_into_memory(dataset, split):
     with tf.device("CPU:0"):
         examples = dataset.batch(size).get_single_element()
         return tf.nest.map_structure(tf.Variable, examples), size
+
+
+def describe_examples(examples, size):
+    """Return the number of examples and their checksum, as text."""
+    hashes = [tf.fingerprint(values) for values in tf.nest.flatten(examples)]  # [examples, 8]
+    return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
 
 
 def shuffle(size, epoch):
@@ -856,8 +930,8 @@ def create_input(examples, size, training, first_step=0):
         position = tf.range(steps * config.global_batch_size)
         index = shuffle(size, epoch)[: len(position)] if training else position
         # In evaluation the epoch is 0: each validation draws the same random numbers.
-        epochs = tf.fill([len(position)], epoch if training else 0)
-        places = tf.stack([epochs, position, index], axis=1)
+        epoch_column = tf.fill(position.shape, epoch if training else 0)
+        places = tf.stack([epoch_column, position, index], axis=1)
         return tf.reshape(places, [steps, -1, 3])
 
     def get_arguments(step):
@@ -870,8 +944,9 @@ def create_input(examples, size, training, first_step=0):
 def create_batch(examples, size, training, places):
     """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
     epoch, position, index = tf.unstack(places, axis=1)
+    # All examples of a batch are of one epoch.
     key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
-    seeds = tf.stack([tf.fill([len(position)], key), position], axis=1)
+    seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
@@ -885,13 +960,12 @@ def create_batch(examples, size, training, places):
 class Adam(keras.optimizers.Adam):
     """Keras's Adam as one TensorFlow operation per variable, on the server that holds it.
 
-    `weight_decay` makes it AdamW. Its state is that of Keras's Adam: each resumes the other's runs.
+    `weight_decay` makes it AdamW. Its state equals Keras's Adam's: each resumes the other's runs.
     Only the rows of an embedding that are in the batch are updated, and sent to the server.
     """
 
     def update_step(self, gradient, variable, learning_rate):
-        if self.amsgrad:  # not part of the operation
-            return super().update_step(gradient, variable, learning_rate)
+        assert not self.amsgrad, "use keras.optimizers.Adam for amsgrad"
         # Keras has no public way to find a variable's moments; its own optimizers use this one.
         index = self._get_variable_index(variable)
         first_moment = self._momentums[index].value
@@ -912,7 +986,7 @@ class Adam(keras.optimizers.Adam):
                 beta2=self.beta_2,
                 epsilon=self.epsilon,
                 grad=gradient,
-                use_locking=True,  # of several workers
+                use_locking=True,  # several workers update it
             )
             return
         # No operation updates only the rows of an embedding that the gradient has.
@@ -928,8 +1002,17 @@ class Adam(keras.optimizers.Adam):
 
 
 def update(optimizer, gradients, variables):
-    """Apply the gradients of a batch."""
-    optimizer.apply([sum_slices(gradient) for gradient in gradients], variables)
+    """Apply the gradients of a batch.
+
+    The optimizer reads the number of this step, not the counter that all workers share. In a scope
+    with that number, Keras keeps what is assigned to its variables, such as an EMA, until the end.
+    """
+    with keras.StatelessScope([(optimizer.iterations, traced["step"])]) as scope:
+        optimizer.apply([sum_slices(gradient) for gradient in gradients], variables)
+    for variable in variables + optimizer.variables:
+        value = scope.get_current_value(variable)
+        if value is not None:
+            variable.assign(value)
 
 
 def sum_slices(gradient):
@@ -946,11 +1029,11 @@ def sum_slices(gradient):
 
 
 def list_variables(parts):
-    """Return the variables of a model or optimizer, or of a tuple of these."""
-    return [variable for part in tf.nest.flatten(parts) for variable in part.variables]
+    """Return the variables of a model or optimizer, or of a tuple of these and None."""
+    return [variable for part in tf.nest.flatten(parts) if part for variable in part.variables]
 
 
-checkpoints: dict[str, tf.train.Checkpoint] = {}
+checkpoints: dict = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
 END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
@@ -963,24 +1046,24 @@ def create_checkpoints():
         "step": tf.Variable(np.int64(0)),
         "model": [variable.value for variable in list_variables(model)],
         "names": tf.Variable([variable.path for variable in list_variables(model)]),
+        "history": tf.Variable(["[]"]),  # as JSON
     }
     checkpoints["best"] = tf.train.Checkpoint(**saved)
     checkpoints["last"] = tf.train.Checkpoint(
         **saved,
-        best_loss=tf.Variable(np.float64("inf")),
         optimizer=[variable.value for variable in list_variables(optimizer)],
     )
 
 
 @tf.function
-def are_weights_finite():
+def are_variables_finite():
     """Return whether all variables of models and optimizers are finite, [] bool."""
-    values = [variable.value for variable in list_variables(model) + list_variables(optimizer)]
+    variables = list_variables(model) + list_variables(optimizer)
+    floats = [variable.value for variable in variables if "float" in variable.dtype]
     sums = []
-    for value in values:
+    for value in floats:
         with tf.device(value.device):  # sums are sent over the network, not weights
-            if value.dtype.is_floating:
-                sums.append(tf.reduce_sum(value))
+            sums.append(tf.reduce_sum(value))
     return tf.reduce_all([tf.math.is_finite(total) for total in sums])
 
 
@@ -988,9 +1071,8 @@ def save(kind):
     """Write a checkpoint, each server its part, and remove older ones."""
     checkpoint = checkpoints[kind]
     checkpoint.step.assign(state.step)
-    if kind == "last":
-        checkpoint.best_loss.assign(state.best_loss)
-    # The counter becomes the step: the file doesn't depend on the number of restarts.
+    checkpoint.history.assign([json.dumps(state.history)])
+    # `save` adds 1, and names the file after this counter.
     checkpoint.save_counter.assign(state.step - 1)
     folder = run_path(f"checkpoints/{kind}")
     checkpoint.save(folder / "ckpt")
@@ -1033,7 +1115,7 @@ def restore(kind, path):
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
         reason = str(error).partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt or of another model ({reason}); use another --run-dir"
+            f"{path} is corrupt, or of another model or script ({reason}); use another --run-dir"
         ) from error
 
 
@@ -1042,7 +1124,7 @@ def restore_run(checkpoint):
     if checkpoint:
         restore("last", checkpoint)
         state.step = int(checkpoints["last"].step)
-        state.best_loss = float(checkpoints["last"].best_loss)
+        state.history = json.loads(checkpoints["last"].history.numpy()[0])
 
 
 def run_path(*parts):
@@ -1068,7 +1150,8 @@ def read_file(name, parse):
     path = run_path(name)
     try:
         return parse(path.read_text("utf-8"))
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except Exception as error:
+        # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
         raise WrongInput(f"{path} is corrupt ({error}); use another --run-dir") from error
 
 
@@ -1077,9 +1160,7 @@ def is_kept_on_resume(line, step):
 
     The validation at a checkpoint's step is repeated, since the checkpoint is older.
     """
-    if line["split"] == "train":
-        return line["step"] <= step
-    return line["step"] < step
+    return line["step"] < step or (line["step"] == step and line["split"] == "train")
 
 
 def describe_run():
@@ -1088,7 +1169,7 @@ def describe_run():
         "git rev-parse HEAD", cwd=Path(__file__).parent, shell=True, capture_output=True, text=True
     )
     return {
-        # Settings of the complete script, which may resume this run or have begun it.
+        # Settings of the complete script, which may resume this run or have started it.
         "schedule": "constant",
         "warmup_steps": 0,
         "precision": "float32",
@@ -1104,7 +1185,7 @@ def describe_run():
 
 
 def log(split, values):
-    """Add a line to metrics.jsonl, and points to TensorBoard's curves."""
+    """Add a line to metrics.jsonl, and points to TensorBoard's curves. Return the line."""
     epoch = math.ceil(state.step / config.steps_per_epoch)
     line = {"step": state.step, "epoch": epoch, "split": split, **values}
     with run_path("metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -1112,6 +1193,7 @@ def log(split, values):
     with create_summary_writer(split).as_default(step=state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
+    return line
 
 
 @functools.cache
@@ -1119,12 +1201,12 @@ def create_summary_writer(split):
     return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")
 
 
-# Settings that a run keeps. Some are flags of the complete script, which may have begun the run.
+# Settings that a run keeps. Some are flags of the complete script, which may have started the run.
 FIXED_SETTINGS = (
     "seed",
     "global_batch_size",
     "learning_rate",
-    "train_examples",
+    "train_data",
     "schedule",
     "clip_norm",
     "ema_momentum",
@@ -1141,28 +1223,28 @@ def parse_log(text):
 def find_run():
     """Return the checkpoint to resume from or to evaluate, or None.
 
-    Raise WrongInput if the flags would change the results of a run under way.
+    Raise WrongInput if the flags would change the results of a run under way, or if the training
+    data have changed: examples that the model was trained on may be in the test split now.
     """
-    if config.mode != "train":
-        return find_checkpoint("best")
-    checkpoint = find_checkpoint("last")
+    is_training = config.mode == "train"
+    checkpoint = find_checkpoint("last" if is_training else "best")
     if checkpoint:
-        check_run()
+        check_run(FIXED_SETTINGS if is_training else ["train_data"])
     return checkpoint
 
 
-def check_run():
-    """Raise WrongInput if a setting of the run has changed, or RunFinished after its last step."""
+def check_run(names):
+    """Raise WrongInput if a setting has changed, or RunFinished after the last step of the run."""
     before = read_file("config.json", parse_object)
     now = describe_run()
-    for name in FIXED_SETTINGS:
+    for name in names:
         if before.get(name) != now.get(name):
             raise WrongInput(
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
     lines = read_file("metrics.jsonl", parse_log)
-    if not lines:
+    if not lines or config.mode != "train":
         return
     last_line = lines[-1]
     is_tested = last_line["split"] == "test" and last_line["step"] >= config.last_step
@@ -1173,11 +1255,10 @@ def check_run():
         )
 
 
-def load_adapted(train_set, is_resumed):
+def load_adapted(train_split, checkpoint):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
-    path = run_path("adapted.json")
-    if config.mode == "train" and not (is_resumed and path.exists()):
-        train = tf.data.Dataset.from_tensor_slices(train_set[0])
+    if config.mode == "train" and not checkpoint:
+        train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     adapted.update(read_file("adapted.json", parse_object))
 
@@ -1194,7 +1275,7 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # With an export, the run would seem finished. Kills leave the other folders.
+    # Kills leave the temporary folders of checkpoints.
     for leftover in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -1206,16 +1287,15 @@ def export_model(datasets):
 
 
 def export(folder, examples):
-    """Write a SavedModel that serves `create_serving_function`, and a .keras file of each model.
+    """Write a SavedModel that serves `create_serving_function`, and the first model as model.keras.
 
     The exported models are copies made without a strategy, which can be loaded anywhere.
     """
-    weights = [variable.numpy() for variable in list_variables(model)]
-    keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
+    keras.utils.clear_session(free_memory=False)  # otherwise layers get other names
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
-        for variable, weight in zip(list_variables(copies), weights, strict=True):
-            variable.assign(weight)
+        for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
+            variable.assign(trained.numpy())
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
@@ -1225,8 +1305,7 @@ def export(folder, examples):
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
     archive.write_out(part, verbose=False)
-    for number, each in enumerate(copies, start=1):
-        each.save(part / ("model.keras" if number == 1 else f"model_{number}.keras"))
+    copies[0].save(part / "model.keras")
     part.rename(folder)
 
 
@@ -1235,7 +1314,7 @@ def create_training_state(datasets, checkpoint):
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size
-    keras.utils.clear_session()  # layer names are numbered from 1
+    keras.utils.clear_session()  # otherwise layers get other names
     keras.utils.set_random_seed(config.seed)
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(tf.distribute.get_strategy())
@@ -1245,7 +1324,8 @@ def create_training_state(datasets, checkpoint):
     with strategy.scope():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # In a traced step it would be too late to create variables (keras#23085).
-            its_optimizer.build(each.trainable_variables)
+            if its_optimizer:
+                its_optimizer.build(each.trainable_variables)
     create_checkpoints()
 
 
@@ -1264,6 +1344,11 @@ def end_of_next_loop(step):
 
 def is_end_of_epoch():
     return state.step % config.steps_per_epoch == 0
+
+
+def is_lowest_score(validated):
+    """Return whether the `score` of a validation is lower than all earlier scores."""
+    return not state.history or score(validated) < min(map(score, state.history))
 
 
 def is_checkpoint_due(first_step):
@@ -1285,18 +1370,20 @@ def train_epochs(train_set, validation_set):
         check_finite(trained)
         log("train", trained)
         print_progress(trained)
-        is_stopped = len(signals) > 0
+        is_stopped = bool(signals)
         if is_stopped or (is_checkpoint_due(first_step) and not is_end_of_epoch()):
             save("last")
+        elif is_end_of_epoch():
+            finish_epoch(validation_set, trained)
+            # Workers that got the signal end soon, so another loop may have none.
+            is_stopped = bool(signals)
         if is_stopped:
             raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
-        if is_end_of_epoch():
-            finish_epoch(validation_set, trained)
 
 
 def check_finite(values):
     """Raise RunFailed, before anything is saved, if the loss or a variable is not finite."""
-    if not (math.isfinite(values["loss"]) and are_weights_finite()):
+    if not (math.isfinite(values["loss"]) and are_variables_finite()):
         raise RunFailed(
             f"the loss or a weight is not finite at step {state.step}, which is not saved; "
             f"try a --learning-rate below {config.learning_rate:g}"
@@ -1304,33 +1391,34 @@ def check_finite(values):
 
 
 def finish_epoch(validation_set, trained):
-    """Validate, save and log at the end of an epoch."""
+    """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
     check_finite(validated)
-    is_best = validated["loss"] < state.best_loss
-    # "best" is saved first, and "last" with the best loss of before: a run that is killed between
-    # the two repeats the validation, and saves both.
+    is_best = is_lowest_score(validated)
+    # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
+    # saves both here. "last" is saved without this validation, which a resumed run repeats.
     if is_best:
         save("best")
     save("last")
-    if is_best:
-        state.best_loss = validated["loss"]
-    log("validation", validated)
+    state.history.append(log("validation", validated))
     print_epoch(validated, trained, is_best)
+    if end_epoch(state.history):
+        config.last_step = state.step
+        print_status(f"stopped at step {state.step} by `end_epoch`")
 
 
 def print_epoch(validated, trained, is_best):
-    """Print a line about an epoch. On a terminal, the training metrics are shown if they fit."""
+    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
     epoch = state.step // config.steps_per_epoch
     mark = "*" if is_best else " "
     line = f"epoch {epoch:3}/{config.epochs} {mark}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
-    has_room = len(longer) < shutil.get_terminal_size().columns or not sys.stdout.isatty()
+    has_room = len(longer) < shutil.get_terminal_size((1000, 0)).columns
     print_status(longer if trained and has_room else line)
 
 
 def test_best_checkpoint(test_set):
-    """Test the best checkpoint and log the result."""
+    """Test the best checkpoint and log the result. The line has the step of the run's end."""
     exit_on_signals()  # everything is saved
     log("test", test_checkpoint(find_checkpoint("best"), test_set))
 
@@ -1354,14 +1442,14 @@ def wait_for_first_checkpoint():
 def evaluate_continuously(validation_set):
     """Validate each new checkpoint until the run is finished."""
     while True:
+        is_finished = is_run_finished()
         path = find_checkpoint("last")
-        last_line = read_file("metrics.jsonl", parse_log)[-1]
         if path.name != f"ckpt-{state.step}":
             restore("last", path)
             state.step = int(checkpoints["last"].step)
             validated = validate(*validation_set)
             print_status(f"step {state.step}  validation {format_metrics(validated)}")
-        elif last_line["split"] == "test" and last_line["step"] == state.step:
+        elif is_finished:
             return
         time.sleep(1)
 
@@ -1376,8 +1464,7 @@ def evaluate(checkpoint, validation_set, test_set):
 
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
-    failures = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-    if isinstance(error, (*failures, tf.errors.DeadlineExceededError)):
+    if coordinator and is_server_failure(error):
         error = RunInterrupted("a parameter server failed; start all tasks again")
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):

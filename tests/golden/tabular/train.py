@@ -21,11 +21,13 @@ import gc
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 
@@ -54,11 +56,11 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list[keras.metrics.Metric]
-validation_metrics: list[keras.metrics.Metric]
-test_metrics: list[keras.metrics.Metric]
+train_metrics: list  # each a list of keras.metrics.Metric
+validation_metrics: list
+test_metrics: list
 
-# The number of examples that `compute_loss` divides by: those of a step on all replicas.
+# The number of examples that `compute_loss` divides by: all replicas' examples of a step.
 GLOBAL_BATCH_SIZE: int
 
 adapted: dict = {}  # what the hook `adapt` returned
@@ -99,18 +101,21 @@ class Config:
         "auto", "distribution", choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"]
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
-    steps_per_loop: int = flag(100, "most steps between log lines")
+    steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
     deterministic: bool = flag(
         False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
+    )
+    jit_compile: bool = flag(
+        False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
     )
 
     # Set at startup:
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
     device_kind: str = "CPU"  # or "GPU" or "TPU"
     workers: int = 1
-    train_examples: int = 0
+    train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
     last_step: int = 1
 
@@ -120,10 +125,10 @@ config = Config()
 
 @dataclasses.dataclass
 class State:
-    """Where the run is. Checkpoints contain the step and the best loss."""
+    """Where the run is. Checkpoints contain it."""
 
     step: int = 0
-    best_loss: float = math.inf  # of all validations
+    history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
 
 
 state = State()
@@ -154,14 +159,12 @@ def adapt(train):
     """Return statistics or vocabularies of the training split, a dict of JSON values.
 
     `train` is the training split of `create_datasets`. The chief calls this once per run and saves
-    the result in adapted.json. The other hooks read it as `adapted`, in later starts too.
+    the result in adapted.json. The other hooks read it as `adapted`, in later starts too. Turn
+    arrays into lists, such as np.ravel(mean).tolist() for a Normalization.
     """
     # TODO(you): what your model or `preprocess` has to know about the training split.
-    features, _ = train.batch(len(train)).get_single_element()
-    return {
-        "mean": np.mean(features, axis=0).tolist(),
-        "variance": np.var(features, axis=0).tolist(),
-    }
+    features = np.array([features for features, _ in train])
+    return {"mean": features.mean(0).tolist(), "variance": features.var(0).tolist()}
 
 
 def fetch(batch):
@@ -177,8 +180,9 @@ def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
-    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, are a function of --seed, epoch
-    (0 in evaluation) and position: draw random numbers from them only.
+    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
+    function of --seed, epoch (always 0 in evaluation) and position: draw random numbers from it
+    only. Create a lookup table once, and assign it to an attribute of the model, which exports it.
     """
     # TODO(you): parse, add noise. For an operation on single examples use tf.map_fn:
     #     features, targets = batch
@@ -191,14 +195,15 @@ def preprocess(batch, seeds, training):
 def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
-    Create all variables inside `strategy.scope()`, which places them on all replicas.
+    A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
+    inside `strategy.scope()`, which places them on all replicas.
     """
     with strategy.scope():
         # TODO(you): your model.
         model = keras.Sequential(
             [
                 keras.Input([10]),
-                keras.layers.Normalization(mean=adapted["mean"], variance=adapted["variance"]),
+                keras.layers.Normalization(**adapted),
                 keras.layers.Dense(
                     64, activation="silu", kernel_regularizer=keras.regularizers.L2(3.0)
                 ),
@@ -211,7 +216,10 @@ def create_model_and_optimizer(strategy):
 
 
 def create_loss_objects(strategy):
-    """Return the loss, which maps (labels, predictions) to one value per example."""
+    """Return the loss, which maps (labels, predictions) to one value per example.
+
+    `compute_losses` calls it. If that hook needs no loss object, return None.
+    """
     with strategy.scope():
         # TODO(you): your loss, or several that `compute_losses` adds up.
         return keras.losses.Huber(delta=50.0, reduction="none")
@@ -221,11 +229,14 @@ def create_metrics(strategy):
     """Return three lists: the metrics of the train, validation and test split."""
     with strategy.scope():
         # TODO(you): your metrics, each with a different name.
-        return tuple([keras.metrics.MeanAbsoluteError("mean_absolute_error")] for _ in range(3))
+        return tuple([keras.metrics.MeanAbsoluteError()] for _ in range(3))
 
 
 def compute_losses(labels, predictions):
-    """Return the loss of each example, [batch]. `labels` is None if `preprocess` returns none."""
+    """Return the loss of each example, [batch], such as the mean over its tokens or pixels.
+
+    `labels` is None if `preprocess` returns none.
+    """
     # TODO(you): with several losses or outputs, return a weighted sum.
     return loss_object(labels, predictions)
 
@@ -244,6 +255,26 @@ def compute_loss(labels, predictions, sample_weight):
     return loss
 
 
+def score(validation):
+    """Return the number, lower is better, that selects checkpoints/best.
+
+    `validation` has the loss and the metrics of a validation by name.
+    """
+    # TODO(you): another measure, such as -validation["accuracy"].
+    return validation["loss"]
+
+
+def end_epoch(history):
+    """Return whether to stop the run. Called on each worker after an epoch is saved.
+
+    `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
+    "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
+    changes here must depend on `history` only.
+    """
+    # TODO(you): stop early, set `optimizer.learning_rate`, or write samples.
+    return False
+
+
 def create_serving_function(models, example):
     """Return the tf.function that the exported SavedModel serves, with its input signature.
 
@@ -251,14 +282,16 @@ def create_serving_function(models, example):
     the default takes its first component, and returns the predictions of the first model.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), example)
-    is_tuple = isinstance(specs, tuple)
+    is_tuple = isinstance(example, tuple)
+    first, *others = example if is_tuple else [example]
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), first)
 
-    @tf.function(input_signature=[specs[0] if is_tuple else specs])
+    @tf.function(input_signature=[specs])
     def serve(inputs):
         size = tf.shape(tf.nest.flatten(inputs)[0])[0]
-        zeros = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape[1:]], x.dtype), specs)
-        batch = (inputs, *zeros[1:]) if is_tuple else inputs  # `preprocess` expects labels too
+        # `preprocess` expects labels too: use the example's labels.
+        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
+        batch = (inputs, *repeated) if is_tuple else inputs
         features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
         return models[0](features, training=False)
 
@@ -318,16 +351,21 @@ def test_step(batch):
     return evaluation_step(batch, test_metrics)
 
 
+def run_on_replicas(step, batch):
+    """Run a step on all replicas, each with its batch. Return the sums of their results."""
+    return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+
+
 def distributed_train_step(batch):
-    return strategy.reduce("SUM", strategy.run(train_step, args=(batch,)), axis=None)
+    return run_on_replicas(train_step, batch)
 
 
 def distributed_validation_step(batch):
-    return strategy.reduce("SUM", strategy.run(validation_step, args=(batch,)), axis=None)
+    return run_on_replicas(validation_step, batch)
 
 
 def distributed_test_step(batch):
-    return strategy.reduce("SUM", strategy.run(test_step, args=(batch,)), axis=None)
+    return run_on_replicas(test_step, batch)
 
 
 # 5. Loops: many steps -----------------------------------------------------------------------------
@@ -357,7 +395,8 @@ def train(iterator, steps):
     """Run a loop of training. Return the values of its log line."""
     started_at = time.perf_counter()
     values = run_loop(distributed_train_step, train_metrics, iterator, steps)
-    learning_rate = tf.nest.flatten(optimizer)[0].learning_rate.numpy()  # a GPU has finished now
+    # The first optimizer that is not None. On a GPU, reading it waits for the last step.
+    learning_rate = next(filter(None, tf.nest.flatten(optimizer))).learning_rate.numpy()
     speed = steps * config.global_batch_size / (time.perf_counter() - started_at)
     return {**values, "learning_rate": float(learning_rate), "examples_per_second": speed}
 
@@ -382,19 +421,22 @@ def summarize(loss_sum, weight_sum, metrics):
 class WrongInput(Exception):
     """A flag, a file or an environment variable can't be used."""
 
-    exit_code, label = 2, "error"
+    exit_code = 2
+    label = "error"
 
 
 class RunFailed(Exception):
     """The run can't continue, and would fail again."""
 
-    exit_code, label = 1, "stopped"
+    exit_code = 1
+    label = "stopped"
 
 
 class RunInterrupted(Exception):
     """The run was interrupted or a worker failed: the same command resumes it."""
 
-    exit_code, label = 143, "stopped"
+    exit_code = 143
+    label = "stopped"
 
 
 def print_status(line, end="\n"):
@@ -408,13 +450,13 @@ def print_status(line, end="\n"):
 
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
-    others = "step epoch split learning_rate gradient_norm examples_per_second input_wait".split()
+    others = "step epoch split learning_rate examples_per_second".split()
     shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
     return " ".join(shown)
 
 
 def print_progress(trained):
-    """Show a progress bar on a terminal. It fits 60 columns, unlike that of Keras."""
+    """Show a progress bar on a terminal. It fits 60 columns, unlike Keras's."""
     if not sys.stdout.isatty():
         return
     examples_left = (config.last_step - state.step) * config.global_batch_size
@@ -442,7 +484,9 @@ def raise_wrong_input(message):
     raise WrongInput(message)
 
 
-signals: list[int] = []  # received while training; Python sees them between loops
+# Received in training or validation, and handled after the next training loop. After the last one,
+# the run is tested and exported as usual.
+signals: list = []
 
 
 def on_signals(handler):
@@ -451,7 +495,7 @@ def on_signals(handler):
 
 
 def exit_on_signals():
-    """End at once on SIGINT or SIGTERM: there is nothing to save."""
+    """End without saving on SIGINT or SIGTERM, when the graph that is running returns."""
     on_signals(lambda *_: exit_process(143))
 
 
@@ -470,8 +514,9 @@ def read_tf_config():
             raise ValueError(f"{', '.join(jobs)} is not chief or worker")
         config.worker_index = addresses.index(own_address)
         config.workers = len(addresses)
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        # TensorFlow raises these for a TF_CONFIG that is no JSON, or has other keys or types.
+    except Exception as error:
+        # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
+        # TF_CONFIG that is no JSON, or has other keys or types.
         example = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
         raise WrongInput(f"TF_CONFIG: {error}; use a value such as {example}") from error
     return addresses
@@ -539,8 +584,11 @@ def create_strategy():
     if name == "multi_worker":
         created = create_multi_worker_strategy(addresses)
     elif name == "tpu":
-        connect = tf.distribute.cluster_resolver.TPUClusterResolver.connect
-        created = tf.distribute.TPUStrategy(connect(os.environ.get("TPU_NAME", "local")))
+        created = tf.distribute.TPUStrategy(
+            tf.distribute.cluster_resolver.TPUClusterResolver.connect(
+                os.environ.get("TPU_NAME", "local")
+            )
+        )
     else:
         created = create_local_strategy(name)
     config.strategy = name
@@ -575,10 +623,10 @@ def check_batch_size():
     size = config.global_batch_size
     divisor = config.replicas
     if size % divisor:
-        fix = max(size - size % divisor, divisor)
+        lower = size // divisor * divisor or divisor
         raise WrongInput(
             f"--global-batch-size {size} is not divisible by {divisor} replicas; "
-            f"use {fix} or {fix + divisor}"
+            f"use {lower} or {lower + divisor}"
         )
 
 
@@ -599,13 +647,13 @@ def load_datasets():
     """Return (examples, size) of each split, and set `config.steps_per_epoch`."""
     datasets = zip(("train", "validation", "test"), create_datasets(), strict=True)
     loaded = {split: load_into_memory(dataset, split) for split, dataset in datasets}
-    _, size = loaded["train"]
+    examples, size = loaded["train"]
     if config.global_batch_size > size:
         raise WrongInput(
             f"--global-batch-size {config.global_batch_size} is above the {size} training "
             f"examples; use at most {size}"
         )
-    config.train_examples = size
+    config.train_data = describe_examples(examples, size)
     config.steps_per_epoch = size // config.global_batch_size
     config.last_step = config.epochs * config.steps_per_epoch
     return loaded
@@ -615,7 +663,7 @@ def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
     With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
-    a run resumes at any step at once. Of tensors, each iterator would make a copy.
+    a run resumes at any step at once. They are variables: each iterator would copy tensors.
     """
     size = int(dataset.cardinality())
     if size <= 0:
@@ -626,6 +674,12 @@ def load_into_memory(dataset, split):
     with tf.device("CPU:0"):
         examples = dataset.batch(size).get_single_element()
         return tf.nest.map_structure(tf.Variable, examples), size
+
+
+def describe_examples(examples, size):
+    """Return the number of examples and their checksum, as text."""
+    hashes = [tf.fingerprint(values) for values in tf.nest.flatten(examples)]  # [examples, 8]
+    return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
 
 
 def shuffle(size, epoch):
@@ -649,15 +703,19 @@ def create_input(examples, size, training, first_step=0):
     def create_dataset(context):
         """Return this worker's batches, one per step and replica."""
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
-        batch_size = context.get_per_replica_batch_size(config.global_batch_size)
+        batch_size = config.global_batch_size // config.replicas
 
         def list_places(epoch):
-            """Return the places of each batch, [replicas, batch, 3], in turn for each worker."""
+            """Return a dataset of the places of an epoch.
+
+            A place is the epoch, the position in it and the index of the example. An element has
+            the places of one step on one worker, [replicas, batch, 3]; workers take turns.
+            """
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
             # In evaluation the epoch is 0: each validation draws the same random numbers.
-            epochs = tf.fill([len(position)], epoch if training else 0)
-            places = tf.stack([epochs, position, index], axis=1)
+            epoch_column = tf.fill(position.shape, epoch if training else 0)
+            places = tf.stack([epoch_column, position, index], axis=1)
             places = tf.reshape(places, [-1, replicas, batch_size, 3])
             return tf.data.Dataset.from_tensor_slices(places)
 
@@ -668,9 +726,10 @@ def create_input(examples, size, training, first_step=0):
         create = functools.partial(create_batch, examples, size, training)
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
-        # With `repeat`, TensorFlow knows that the dataset is endless. Otherwise all workers would
+        # With `repeat`, the cardinality of the dataset is infinite. Otherwise all workers would
         # agree at each step on whether there is a next batch.
-        batches = places.map(create, os.cpu_count()).repeat()
+        # Each call holds a batch: more of them would take much memory on machines with many cores.
+        batches = places.map(create, min(16, os.cpu_count())).repeat()
         return batches.prefetch(2 * replicas).with_options(options)
 
     if config.device_kind == "CPU":  # see next_batch
@@ -682,8 +741,9 @@ def create_input(examples, size, training, first_step=0):
 def create_batch(examples, size, training, places):
     """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
     epoch, position, index = tf.unstack(places, axis=1)
+    # All examples of a batch are of one epoch.
     key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
-    seeds = tf.stack([tf.fill([len(position)], key), position], axis=1)
+    seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
@@ -708,7 +768,7 @@ def next_batch(iterator):
 class Adam(keras.optimizers.Adam):
     """Keras's Adam as one TensorFlow operation, which is faster. `weight_decay` makes it AdamW.
 
-    Its state is that of Keras's Adam: each resumes the other's runs.
+    Its state equals the state of Keras's Adam: each resumes the other's runs.
     """
 
     def update_step(self, gradient, variable, learning_rate):
@@ -731,20 +791,20 @@ class Adam(keras.optimizers.Adam):
 
 
 def update(optimizer, gradients, variables):
-    """Apply the sums of all replicas' gradients.
+    """Apply one replica's gradients. The optimizer sums them over all replicas.
 
-    The gradient of an embedding has an index once for each use of the row. Keras's Adam would
-    square each part instead of their sum (keras#19992), so the parts are added up here.
+    The gradient of an embedding lists a row once for each use. Keras's Adam would square each part
+    instead of their sum (keras#19992), so `convert_to_tensor` adds the parts up.
     """
     optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients], variables)
 
 
 def list_variables(parts):
-    """Return the variables of a model or optimizer, or of a tuple of these."""
-    return [variable for part in tf.nest.flatten(parts) for variable in part.variables]
+    """Return the variables of a model or optimizer, or of a tuple of these and None."""
+    return [variable for part in tf.nest.flatten(parts) if part for variable in part.variables]
 
 
-checkpoints: dict[str, tf.train.Checkpoint] = {}
+checkpoints: dict = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
 END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
@@ -757,21 +817,21 @@ def create_checkpoints():
         "step": tf.Variable(np.int64(0)),
         "model": [variable.value for variable in list_variables(model)],
         "names": tf.Variable([variable.path for variable in list_variables(model)]),
+        "history": tf.Variable(["[]"]),  # as JSON
     }
     checkpoints["best"] = tf.train.Checkpoint(**saved)
     checkpoints["last"] = tf.train.Checkpoint(
         **saved,
-        best_loss=tf.Variable(np.float64("inf")),
         optimizer=[variable.value for variable in list_variables(optimizer)],
     )
 
 
 @tf.function
-def are_weights_finite():
+def are_variables_finite():
     """Return whether all variables of models and optimizers are finite, [] bool."""
-    values = [variable.value for variable in list_variables(model) + list_variables(optimizer)]
-    sums = [tf.reduce_sum(value) for value in values if value.dtype.is_floating]
-    return tf.reduce_all([tf.math.is_finite(total) for total in sums])
+    variables = list_variables(model) + list_variables(optimizer)
+    floats = [variable.value for variable in variables if "float" in variable.dtype]
+    return tf.reduce_all([tf.math.is_finite(tf.reduce_sum(value)) for value in floats])
 
 
 def save(kind):
@@ -780,9 +840,8 @@ def save(kind):
         return
     checkpoint = checkpoints[kind]
     checkpoint.step.assign(state.step)
-    if kind == "last":
-        checkpoint.best_loss.assign(state.best_loss)
-    # The counter becomes the step: the file doesn't depend on the number of restarts.
+    checkpoint.history.assign([json.dumps(state.history)])
+    # `save` adds 1, and names the file after this counter.
     checkpoint.save_counter.assign(state.step - 1)
     folder = run_path(f"checkpoints/{kind}")
     checkpoint.save(folder / "ckpt")
@@ -825,7 +884,7 @@ def restore(kind, path):
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
         reason = str(error).partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt or of another model ({reason}); use another --run-dir"
+            f"{path} is corrupt, or of another model or script ({reason}); use another --run-dir"
         ) from error
 
 
@@ -834,7 +893,7 @@ def restore_run(checkpoint):
     if checkpoint:
         restore("last", checkpoint)
         state.step = int(checkpoints["last"].step)
-        state.best_loss = float(checkpoints["last"].best_loss)
+        state.history = json.loads(checkpoints["last"].history.numpy()[0])
 
 
 def share_random_numbers():
@@ -846,8 +905,11 @@ def share_random_numbers():
     """
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    for kind in ("uniform", "uniform_int", "normal"):
-        name = f"stateless_random_{kind}_v2"
+    for name in (
+        "stateless_random_uniform_v2",
+        "stateless_random_uniform_int_v2",
+        "stateless_random_normal_v2",
+    ):
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
         setattr(operations, name, functools.partial(draw_part, draw))
 
@@ -855,8 +917,9 @@ def share_random_numbers():
 def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
-    If the first dimension is no multiple of the replica's batch, as for a number that all examples
-    share, all replicas draw the same.
+    All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
+    a number that all examples share. A multiple by chance is taken for a batch. A counter has four
+    numbers of 32 bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()
     if context is None or shape.shape[0] == 0:
@@ -867,15 +930,15 @@ def draw_part(draw, shape, **options):
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
     first = tf.cast(part, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)
-    numbers = draw(shape=[size + first % 4], **options)
-    return tf.reshape(numbers[first % 4 :], shape)
+    numbers = draw(shape=[size + 3], **options)  # a constant number, which TPUs need
+    return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
 
 
 def synchronize_batch_normalization():
     """Have each BatchNormalization use the statistics of the global batch.
 
-    Keras's default is a replica's own batch, also in keras.applications. Then each replica has
-    other moving averages, and a checkpoint contains only the first replica's.
+    Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
+    averages differ, and a checkpoint contains only the first replica's.
     """
     for each in tf.nest.flatten(model):
         for layer in each._flatten_layers():  # Keras has no public way to list nested layers
@@ -906,7 +969,8 @@ def read_file(name, parse):
     path = run_path(name)
     try:
         return parse(path.read_text("utf-8"))
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except Exception as error:
+        # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
         raise WrongInput(f"{path} is corrupt ({error}); use another --run-dir") from error
 
 
@@ -915,9 +979,7 @@ def is_kept_on_resume(line, step):
 
     The validation at a checkpoint's step is repeated, since the checkpoint is older.
     """
-    if line["split"] == "train":
-        return line["step"] <= step
-    return line["step"] < step
+    return line["step"] < step or (line["step"] == step and line["split"] == "train")
 
 
 def describe_run():
@@ -926,7 +988,7 @@ def describe_run():
         "git rev-parse HEAD", cwd=Path(__file__).parent, shell=True, capture_output=True, text=True
     )
     return {
-        # Settings of the complete script, which may resume this run or have begun it.
+        # Settings of the complete script, which may resume this run or have started it.
         "schedule": "constant",
         "warmup_steps": 0,
         "precision": "float32",
@@ -942,16 +1004,17 @@ def describe_run():
 
 
 def log(split, values):
-    """Add a line to metrics.jsonl, and points to TensorBoard's curves."""
-    if config.worker_index > 0:
-        return
+    """Add a line to metrics.jsonl, and points to TensorBoard's curves. Return the line."""
     epoch = math.ceil(state.step / config.steps_per_epoch)
     line = {"step": state.step, "epoch": epoch, "split": split, **values}
+    if config.worker_index > 0:
+        return line
     with run_path("metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     with create_summary_writer(split).as_default(step=state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
+    return line
 
 
 @functools.cache
@@ -959,12 +1022,12 @@ def create_summary_writer(split):
     return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")
 
 
-# Settings that a run keeps. Some are flags of the complete script, which may have begun the run.
+# Settings that a run keeps. Some are flags of the complete script, which may have started the run.
 FIXED_SETTINGS = (
     "seed",
     "global_batch_size",
     "learning_rate",
-    "train_examples",
+    "train_data",
     "schedule",
     "clip_norm",
     "ema_momentum",
@@ -981,21 +1044,21 @@ def parse_log(text):
 def find_run():
     """Return the checkpoint to resume from or to evaluate, or None.
 
-    Raise WrongInput if the flags would change the results of a run under way.
+    Raise WrongInput if the flags would change the results of a run under way, or if the training
+    data have changed: examples that the model was trained on may be in the test split now.
     """
-    if config.mode != "train":
-        return find_checkpoint("best")
-    checkpoint = find_checkpoint("last")
+    is_training = config.mode == "train"
+    checkpoint = find_checkpoint("last" if is_training else "best")
     if checkpoint:
-        check_run()
+        check_run(FIXED_SETTINGS if is_training else ["train_data"])
     return checkpoint
 
 
-def check_run():
-    """Raise WrongInput if a setting of the run has changed."""
+def check_run(names):
+    """Raise WrongInput if one of these settings of the run has changed."""
     before = read_file("config.json", parse_object)
     now = describe_run()
-    for name in FIXED_SETTINGS:
+    for name in names:
         if before.get(name) != now.get(name):
             raise WrongInput(
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
@@ -1009,14 +1072,13 @@ def check_shared(number):
         raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
 
 
-def load_adapted(train_set, is_resumed):
+def load_adapted(train_split, checkpoint):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
-    path = run_path("adapted.json")
-    if config.worker_index == 0 and not (is_resumed and path.exists()):
-        train = tf.data.Dataset.from_tensor_slices(train_set[0])
+    if config.worker_index == 0 and not checkpoint:
+        train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     barrier()
-    check_shared(int(path.exists()))
+    check_shared(int(run_path("adapted.json").exists()))
     adapted.update(read_file("adapted.json", parse_object))
 
 
@@ -1047,16 +1109,15 @@ def export_model(datasets):
 
 
 def export(folder, examples):
-    """Write a SavedModel that serves `create_serving_function`, and a .keras file of each model.
+    """Write a SavedModel that serves `create_serving_function`, and the first model as model.keras.
 
     The exported models are copies made without a strategy, which can be loaded anywhere.
     """
-    weights = [variable.numpy() for variable in list_variables(model)]
-    keras.utils.clear_session(free_memory=False)  # layer names are numbered from 1
+    keras.utils.clear_session(free_memory=False)  # otherwise layers get other names
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
-        for variable, weight in zip(list_variables(copies), weights, strict=True):
-            variable.assign(weight)
+        for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
+            variable.assign(trained.numpy())
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
@@ -1066,17 +1127,16 @@ def export(folder, examples):
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
     archive.write_out(part, verbose=False)
-    for number, each in enumerate(copies, start=1):
-        each.save(part / ("model.keras" if number == 1 else f"model_{number}.keras"))
+    copies[0].save(part / "model.keras")
     part.rename(folder)
 
 
 def create_training_state(datasets, checkpoint):
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
-    global GLOBAL_BATCH_SIZE
+    global GLOBAL_BATCH_SIZE, compute_gradients
     GLOBAL_BATCH_SIZE = config.global_batch_size
-    keras.utils.clear_session()  # layer names are numbered from 1
+    keras.utils.clear_session()  # otherwise layers get other names
     keras.utils.set_random_seed(config.seed)
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
@@ -1086,7 +1146,10 @@ def create_training_state(datasets, checkpoint):
     with strategy.scope():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # In a traced step it would be too late to create variables (keras#23085).
-            its_optimizer.build(each.trainable_variables)
+            if its_optimizer:
+                its_optimizer.build(each.trainable_variables)
+    if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs
+        compute_gradients = tf.function(compute_gradients, jit_compile=True)
     create_checkpoints()
 
 
@@ -1105,6 +1168,11 @@ def end_of_next_loop(step):
 
 def is_end_of_epoch():
     return state.step % config.steps_per_epoch == 0
+
+
+def is_lowest_score(validated):
+    """Return whether the `score` of a validation is lower than all earlier scores."""
+    return not state.history or score(validated) < min(map(score, state.history))
 
 
 def is_checkpoint_due(first_step):
@@ -1130,15 +1198,15 @@ def train_epochs(train_set, validation_set):
         is_stopped = sum_over_workers(len(signals)) > 0
         if is_stopped or (is_checkpoint_due(first_step) and not is_end_of_epoch()):
             save("last")
+        elif is_end_of_epoch():
+            finish_epoch(validation_set, trained)
         if is_stopped:
             raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
-        if is_end_of_epoch():
-            finish_epoch(validation_set, trained)
 
 
 def check_finite(values):
     """Raise RunFailed, before anything is saved, if the loss or a variable is not finite."""
-    if not (math.isfinite(values["loss"]) and are_weights_finite()):
+    if not (math.isfinite(values["loss"]) and are_variables_finite()):
         raise RunFailed(
             f"the loss or a weight is not finite at step {state.step}, which is not saved; "
             f"try a --learning-rate below {config.learning_rate:g}"
@@ -1146,33 +1214,34 @@ def check_finite(values):
 
 
 def finish_epoch(validation_set, trained):
-    """Validate, save and log at the end of an epoch."""
+    """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
     check_finite(validated)
-    is_best = validated["loss"] < state.best_loss
-    # "best" is saved first, and "last" with the best loss of before: a run that is killed between
-    # the two repeats the validation, and saves both.
+    is_best = is_lowest_score(validated)
+    # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
+    # saves both here. "last" is saved without this validation, which a resumed run repeats.
     if is_best:
         save("best")
     save("last")
-    if is_best:
-        state.best_loss = validated["loss"]
-    log("validation", validated)
+    state.history.append(log("validation", validated))
     print_epoch(validated, trained, is_best)
+    if end_epoch(state.history):
+        config.last_step = state.step
+        print_status(f"stopped at step {state.step} by `end_epoch`")
 
 
 def print_epoch(validated, trained, is_best):
-    """Print a line about an epoch. On a terminal, the training metrics are shown if they fit."""
+    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
     epoch = state.step // config.steps_per_epoch
     mark = "*" if is_best else " "
     line = f"epoch {epoch:3}/{config.epochs} {mark}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
-    has_room = len(longer) < shutil.get_terminal_size().columns or not sys.stdout.isatty()
+    has_room = len(longer) < shutil.get_terminal_size((1000, 0)).columns
     print_status(longer if trained and has_room else line)
 
 
 def test_best_checkpoint(test_set):
-    """Test the best checkpoint and log the result."""
+    """Test the best checkpoint and log the result. The line has the step of the run's end."""
     exit_on_signals()  # everything is saved
     barrier()  # until the chief has written the best checkpoint
     log("test", test_checkpoint(find_checkpoint("best"), test_set))
@@ -1188,11 +1257,11 @@ def test_checkpoint(checkpoint, test_set):
 
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
-    failures = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
-    if isinstance(error, failures):
+    # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
+    # differs. `repr` begins with the type.
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|Error invoking NCCL"
+    if config.workers > 1 and re.search(failures, repr(error) + str(error)):
         error = RunInterrupted("a worker failed; start all workers again")
-    if "gRPC server" in str(error):
-        error = WrongInput(f"TF_CONFIG: {error}; use a free port")
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder")

@@ -1,0 +1,18 @@
+def score(validation):
+    """Return the number, lower is better, that selects checkpoints/best.
+
+    `validation` has the loss and the metrics of a validation by name.
+    """
+    # TODO(you): another measure, such as -validation["accuracy"].
+    return validation["loss"]
+
+
+def end_epoch(history):
+    """Return whether to stop the run. Called on each worker after an epoch is saved.
+
+    `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
+    "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
+    changes here must depend on `history` only.
+    """
+    # TODO(you): stop early, set `optimizer.learning_rate`, or write samples.
+    return False
