@@ -135,10 +135,13 @@ def test_killed_worker_takes_steps_again_when_it_is_restarted(cluster):
 
 
 @pytest.mark.long
-def test_run_completes_without_a_killed_worker(cluster):
+def test_run_completes_without_a_worker_that_hangs_and_is_killed(cluster):
     tasks = cluster(RECORD_STEPS).start("--epochs", "8")
     wait_until(lambda: len(tasks.read_steps(1)) > 5, tasks.chief)
-    tasks.processes["worker", 1].kill()
+    worker = tasks.processes["worker", 1]
+    worker.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    worker.kill()
     outcomes = tasks.finish()
     assert outcomes.pop(("worker", 1)).code == -signal.SIGKILL
     assert_codes(outcomes, 0)
@@ -164,22 +167,6 @@ def test_slow_worker_takes_fewer_steps(cluster):
     slow = len(tasks.read_steps(1)) - before[1]
     assert 0 < 2 * slow < fast
     assert_each_example_once(tasks.read_all_steps(), 12)
-
-
-@pytest.mark.long
-def test_worker_that_hangs_does_not_block_others_within_a_loop(cluster):
-    flags = ("--epochs", "2", "--global-batch-size", "2", "--steps-per-loop", "1000")
-    tasks = cluster(RECORD_STEPS).start(*flags)
-    # In the first step, TensorFlow sends the function to all workers and waits for each.
-    wait_until(lambda: all(len(tasks.read_steps(x)) > 20 for x in (0, 1)), tasks.chief)
-    worker = tasks.processes["worker", 1]
-    worker.send_signal(signal.SIGSTOP)
-    before = len(tasks.read_steps(0))
-    # More steps than are scheduled at a time, of the 628 of the loop.
-    wait_until(lambda: len(tasks.read_steps(0)) > before + 50, tasks.chief)
-    worker.send_signal(signal.SIGCONT)
-    assert_codes(tasks.finish(), 0)
-    assert_each_example_once(tasks.read_all_steps(), 2, 628)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -324,6 +324,31 @@ def test_both_sizes_of_the_script_resume_each_other(first, scripts, train_once, 
     assert_same_run(run_dir, train_once(*FLAGS))
 
 
+# Kill the process within the second write of TensorFlow's list of checkpoints.
+DIE_WITHIN_WRITE = """
+replace = Path.replace
+
+def die_or_replace(path, target):
+    if target.name == "checkpoint" and target.exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(path, target)
+
+Path.replace = die_or_replace
+"""
+
+
+@pytest.mark.long
+def test_essential_script_leaves_nothing_of_a_complete_one_killed_within_a_write(
+    scripts, train_once, tmp_path
+):
+    run_dir = tmp_path / "run"
+    [complete] = write_copies(scripts["complete"], [tmp_path / "complete"], DIE_WITHIN_WRITE)
+    outcome = run_script(complete, *FLAGS, "--run-dir", run_dir)
+    assert outcome.code == -signal.SIGKILL, outcome
+    train(scripts["essential"], *FLAGS, "--run-dir", run_dir)
+    assert_same_run(run_dir, train_once(*FLAGS))
+
+
 @pytest.mark.parametrize(
     ("flag", "key"),
     [
