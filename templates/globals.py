@@ -4,7 +4,7 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list  # each a list of keras.metrics.Metric
+train_metrics: list  # of keras.metrics.Metric, as the next two
 validation_metrics: list
 test_metrics: list
 # {% if is_complete %}
@@ -12,10 +12,10 @@ gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 # {% endif %}
 
 # {% if is_complete %}
-# The number of examples that `compute_loss` divides by: the examples of a step on all replicas, or
-# of one of its --accumulation-steps.
+# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples: those of
+# a step, or of one of its --accumulation-steps.
 # {% else %}
-# The number of examples that `compute_loss` divides by: all replicas' examples of a step.
+# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
 # {% endif %}
 GLOBAL_BATCH_SIZE: int
 

@@ -1,5 +1,5 @@
-# Received in training or validation, and handled after the next training loop. After the last one,
-# the run is tested and exported as usual.
+# Received in training or validation, and handled when a training loop ends. Those that come in the
+# last validation are ignored: the run is tested and exported as usual.
 signals: list = []
 
 

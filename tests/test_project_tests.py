@@ -617,8 +617,9 @@ def normalize(arguments):
 
 
 # A BatchNormalization behind a convolution with a bias.
+# Pixels that are multiples of 1/15 are rounded. Sums of multiples of 1/16 may be exact on replicas.
 IDLE_BIAS = replace_image_model(
-    "keras.layers.Rescaling(1 / 16)",
+    "keras.layers.Rescaling(1 / 15)",
     'keras.layers.Conv2D(32, 3, strides=2, padding="same")',
     "keras.layers.BatchNormalization(synchronized=True)",
     'keras.layers.Activation("silu")',

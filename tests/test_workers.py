@@ -283,6 +283,40 @@ def test_end_of_the_last_loop_is_saved(number, index, complete_script, train_onc
     assert_same_run(run_dir, train_once(*LOOPS, *TWO_REPLICAS, code=(SLOW_DATA,)))
 
 
+# The last save after a signal takes ten seconds, like that of a large model.
+SLOW_SAVES = {
+    "essential": """
+@wraps_original
+def save(original, kind):
+    if signals and config.worker_index == 0:
+        time.sleep(10)
+    original(kind)
+""",
+    "complete": """
+@wraps_original
+def write_checkpoints(original, *contents):
+    time.sleep(10)
+    original(*contents)
+""",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", SLOW_SAVES)
+def test_chief_saves_a_large_model_after_the_others_have_ended(size, scripts, tmp_path):
+    flags = ("--epochs", "500", "--checkpoint-every-steps", "100000")
+    script = write_variant(scripts[size], tmp_path, SLOW_SAVES[size])
+    pair = start_workers(script, WORKERS, *flags)
+    run_dir = tmp_path / "run"
+    wait_until(lambda: read_split(run_dir, "train"), *pair)
+    logged = read_split(run_dir, "train")[-1]["step"]
+    for process in pair:
+        process.send_signal(signal.SIGTERM)
+    outcomes = finish_all(pair, timeout=90)
+    assert [outcome.code for outcome in outcomes] == [143, 143], outcomes
+    assert list_checkpoints(run_dir)[-1] >= logged, outcomes
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("index", [0, 1])
 def test_failed_worker_is_named(index, complete_script, tmp_path):
