@@ -4,7 +4,7 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list  # of keras.metrics.Metric, as the next two
+train_metrics: list  # the items are keras.metrics.Metric
 validation_metrics: list
 test_metrics: list
 # {% if is_complete %}
@@ -12,8 +12,8 @@ gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 # {% endif %}
 
 # {% if is_complete %}
-# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples: those of
-# a step, or of one of its --accumulation-steps.
+# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step,
+# or of one of its --accumulation-steps.
 # {% else %}
 # Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
 # {% endif %}

@@ -283,7 +283,7 @@ def test_end_of_the_last_loop_is_saved(number, index, complete_script, train_onc
     assert_same_run(run_dir, train_once(*LOOPS, *TWO_REPLICAS, code=(SLOW_DATA,)))
 
 
-# The last save after a signal takes ten seconds, like that of a large model.
+# The last save after a signal takes ten seconds, as long as a save of a large model.
 SLOW_SAVES = {
     "essential": """
 @wraps_original

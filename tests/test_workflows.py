@@ -102,7 +102,7 @@ def test_other_command_is_that_of_the_short_tests():
 def test_workflows_run_the_commands_of_the_readme():
     commands = {command for path in WORKFLOWS for command in list_commands(path)}
     lines = read_readme_lines()
-    tests = {line for line in lines if "pytest -n 3 --dist worksteal" in line}
+    tests = {line for line in lines if "--dist worksteal" in line}
     first = {line for line in lines if line.startswith((".uv/bin/uv tool", "python3 -m pip"))}
     assert len(tests) == len(first) == 2
     assert tests | first <= commands

@@ -60,11 +60,11 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list  # each a list of keras.metrics.Metric
+train_metrics: list  # the items are keras.metrics.Metric
 validation_metrics: list
 test_metrics: list
 
-# The number of examples that `compute_loss` divides by: all replicas' examples of a step.
+# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
 GLOBAL_BATCH_SIZE: int
 
 adapted: dict = {}  # what the hook `adapt` returned
@@ -176,8 +176,9 @@ def preprocess(batch, seeds, training):
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
-    function of --seed, epoch (always 0 in evaluation) and position: draw random numbers from it
-    only. Create a lookup table once, and assign it to an attribute of the model, which exports it.
+    function of --seed, epoch (from 0; 0 in evaluation) and position: draw random numbers from
+    `seeds` only. Make a lookup table an attribute of the model when you create the model: then it
+    is exported, too.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch

@@ -56,11 +56,11 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list  # each a list of keras.metrics.Metric
+train_metrics: list  # the items are keras.metrics.Metric
 validation_metrics: list
 test_metrics: list
 
-# The number of examples that `compute_loss` divides by: all replicas' examples of a step.
+# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
 GLOBAL_BATCH_SIZE: int
 
 adapted: dict = {}  # what the hook `adapt` returned
@@ -228,8 +228,9 @@ def preprocess(batch, seeds, training):
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
-    function of --seed, epoch (always 0 in evaluation) and position: draw random numbers from it
-    only. Create a lookup table once, and assign it to an attribute of the model, which exports it.
+    function of --seed, epoch (from 0; 0 in evaluation) and position: draw random numbers from
+    `seeds` only. Make a lookup table an attribute of the model when you create the model: then it
+    is exported, too.
     """
     # TODO(you): clean up, augment. For an operation on single examples use tf.map_fn.
     texts, labels = batch
@@ -539,8 +540,8 @@ def raise_wrong_input(message):
     raise WrongInput(message)
 
 
-# Received in training or validation, and handled after the next training loop. After the last one,
-# the run is tested and exported as usual.
+# Received in training or validation, and handled when a training loop ends. Those that come in the
+# last validation are ignored: the run is tested and exported as usual.
 signals: list = []
 
 
