@@ -36,9 +36,8 @@ def create_input(examples, size, training, first_step=0):
         options.threading.private_threadpool_size = count_cores()
         # {% endif %}
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
-        # With `repeat`, the cardinality of the dataset is infinite. Otherwise all workers would
-        # agree at each step on whether there is a next batch.
-        # Each call holds a batch: more of them would take much memory on machines with many cores.
+        # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
+        # all workers would agree at each step on whether there is a next batch.
         # {% if cookiecutter.__size == "complete" %}
         batches = places.map(create, min(16, count_cores())).repeat()
         # {% else %}

@@ -20,7 +20,7 @@ def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
     All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple by chance is taken for a batch. A counter has four
+    a number that all examples share. A multiple by chance is split too. A counter has four
     numbers of 32 bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()

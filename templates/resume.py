@@ -100,6 +100,7 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # Kills leave the temporary folders of checkpoints.
-    for leftover in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
+    # Kills leave temporary folders. The last checkpoints may have been deleted, but not the best.
+    leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "*")
+    for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -39,7 +39,7 @@ def read_file(name, parse):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    The validation at a checkpoint's step is repeated, since the checkpoint is older.
+    A checkpoint is saved before the validation at its step, so a resumed run repeats that.
     """
     return line["step"] < step or (line["step"] == step and line["split"] == "train")
 

@@ -97,7 +97,6 @@ def check_batch_size():
     size = config.global_batch_size
     # {% if cookiecutter.__size == "complete" %}
     divisor = config.replicas * config.accumulation_steps
-    sharers = f"{divisor} replicas times --accumulation-steps"
     # {% else %}
     divisor = config.replicas
     # {% endif %}
@@ -105,7 +104,8 @@ def check_batch_size():
         lower = size // divisor * divisor or divisor
         raise WrongInput(
             # {% if cookiecutter.__size == "complete" %}
-            f"--global-batch-size {size} is not divisible by {sharers}; "
+            f"--global-batch-size {size} is not divisible by {divisor}, replicas times "
+            "--accumulation-steps; "
             # {% else %}
             f"--global-batch-size {size} is not divisible by {divisor} replicas; "
             # {% endif %}

@@ -11,9 +11,10 @@ def print_status(line, end="\n"):
 
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
-    others = "step epoch split learning_rate examples_per_second".split()
     # {% if cookiecutter.__size == "complete" %}
-    others += "gradient_norm input_wait".split()
+    others = "step epoch split examples_per_second gradient_norm input_wait".split()
+    # {% else %}
+    others = "step epoch split learning_rate examples_per_second".split()
     # {% endif %}
     shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
     return " ".join(shown)

@@ -166,6 +166,17 @@ def test_essential_script_resumes_from_the_checkpoint_before(
     assert read_numbers(tmp_path / "run") == read_numbers(train_once("--epochs", "3"))
 
 
+def test_essential_script_that_starts_again_tests_no_older_checkpoint(
+    essential_script, train_once, tmp_path
+):
+    """The user has removed all last checkpoints, to start again, but not the best ones."""
+    script = write_variant(essential_script, tmp_path)
+    shutil.copytree(train_once("--epochs", "2"), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "last")
+    output = train(script, "--epochs", "1")
+    assert "of run/checkpoints/best/ckpt-19\n" in output
+
+
 def test_essential_script_skips_a_checkpoint_that_a_kill_cut_short(
     essential_script, train_once, tmp_path
 ):

@@ -36,10 +36,12 @@ from running import (
     list_checkpoints,
     read_metrics,
     read_numbers,
+    read_split,
     run_script,
     start,
     start_workers,
     train,
+    wait_for_lines,
     wait_until,
     watch_log,
 )
@@ -239,6 +241,56 @@ def test_signal_in_validation_saves(complete_script, train_once, tmp_path):
     assert f"saved at step {STEPS_PER_EPOCH}" in output
     train(write_variant(complete_script, tmp_path), *TWO_EPOCHS)
     assert_same_run(run_dir, train_once(*TWO_EPOCHS))
+
+
+# A checkpoint takes two seconds to write. The first loop of the second epoch takes ten.
+SLOW_WRITE = """
+@wraps_original
+def write_checkpoints(original, *contents):
+    time.sleep(2)
+    original(*contents)
+
+@wraps_original
+def train(original, iterator, steps):
+    if state.history:
+        time.sleep(10)
+    return original(iterator, steps)
+"""
+
+
+@pytest.mark.long
+def test_signal_during_a_write_saves_no_later_state(complete_script, train_once, tmp_path):
+    """The checkpoint of an epoch has no validation yet. The state in memory has it already."""
+    process = fork(write_variant(complete_script, tmp_path, SLOW_WRITE), *TWO_EPOCHS)
+    run_dir = tmp_path / "run"
+    wait_until(lambda: read_split(run_dir, "validation"), process)
+    stop(process, signal.SIGTERM)
+    train(write_variant(complete_script, tmp_path), *TWO_EPOCHS)
+    assert_same_run(run_dir, train_once(*TWO_EPOCHS))
+
+
+@pytest.mark.long
+def test_signal_ends_a_run_whose_output_nobody_reads(complete_script, tmp_path):
+    """Ctrl-C in `train.py 2>&1 | tee log` ends tee, too."""
+    script = write_variant(complete_script, tmp_path)
+    env = environment()
+    env.pop("PYTHONUNBUFFERED", None)
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, script.name, "--epochs", "500"],
+        cwd=tmp_path,
+        env=env,
+        stdout=writer,
+        stderr=writer,
+    )
+    os.close(writer)
+    wait_for_lines(tmp_path / "run", 4, process)
+    os.close(reader)
+    process.send_signal(signal.SIGINT)
+    try:
+        assert process.wait(30) == 143
+    finally:
+        process.kill()
 
 
 @pytest.mark.long

@@ -141,6 +141,17 @@ def test_accumulation_equals_the_whole_batch(train_once):
 
 
 @pytest.mark.long
+def test_compiled_parts_draw_different_random_numbers(train_once):
+    """With Dropout, the parts of a batch draw the numbers that the whole batch draws."""
+    flags = (*SHORT, "--jit-compile")
+    assert_close(
+        read_numbers(train_once(*flags, "--accumulation-steps", "2")),
+        read_numbers(train_once(*flags)),
+        rel=1e-4,
+    )
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("task", TASKS)
 def test_accumulation_and_a_large_norm_change_no_result(task, projects, tmp_path):
     script = write_variant(

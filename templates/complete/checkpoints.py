@@ -121,7 +121,7 @@ def read_newest(kind, steps):
 def find_checkpoint(kind):
     """Return the newest checkpoint, or None if the run has never saved one.
 
-    If the best checkpoint is corrupt, the last one must not be newer: then the best is made again.
+    If the best checkpoint is corrupt, the run resumes from its step or before, and makes it again.
     """
     steps = list_checkpoints(kind)
     if kind == "last":

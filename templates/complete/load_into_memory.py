@@ -2,8 +2,8 @@ def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
     With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
-    a run resumes at any step at once. `batch(size)` would hold all examples twice, and so would
-    tensors, of which each iterator makes a copy.
+    a run resumes at any step at once. `batch(size)` would hold all examples twice. So would
+    tensors: each iterator copies them.
     """
     size = int(dataset.cardinality())
     if size <= 0:
@@ -17,7 +17,7 @@ def load_into_memory(dataset, split):
 
     stacks = None
     with tf.device("CPU:0"):
-        # Each piece costs time, and memory for a second copy of its examples.
+        # Many pieces are slow. A large piece needs memory for a second copy of its examples.
         for index, piece in dataset.enumerate().batch(max(128, size // 64)):
             if stacks is None:
                 stacks = tf.nest.map_structure(create_stack, piece)

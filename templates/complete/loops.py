@@ -8,8 +8,7 @@ def run_steps(distributed_step, iterator, steps):
     sums = tf.zeros([2], tf.float64)
     waited = tf.zeros([], tf.float64)
     # A step updates the weights of the first layers last: they get their gradients last.
-    weights = [variable for variable in list_variables(model) if variable.trainable]
-    first_weights = weights[0].value
+    first_weights = next(each for each in list_variables(model) if each.trainable).value
     for _ in tf.range(steps):
         step_ended_at = read_clock([tf.convert_to_tensor(first_weights)])
         batch = next_batch(iterator)

@@ -64,12 +64,12 @@ def check_run():
 def check_settings(names):
     """Return the run's config.json. Raise WrongInput if one of these settings has changed."""
     before = read_file("config.json", parse_object)
-    now = describe_run()
     for name in names:
-        if before.get(name) != now.get(name):
+        now = getattr(config, name)
+        if before.get(name) != now:
             raise WrongInput(
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
-                f"{now.get(name)}; use the same, or another --run-dir"
+                f"{now}; use the same, or another --run-dir"
             )
     return before
 
@@ -80,7 +80,7 @@ def check_end(last_line, before):
         raise WrongInput(
             f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
         )
-    # The end depends on these flags, of which the essential script has only the first one.
+    # The end depends on these flags. The config.json of an essential script has only the first.
     earlier = {**dataclasses.asdict(Config()), **before}
     flags = ("epochs", "patience", "export")
     is_same_end = all(earlier[name] == getattr(config, name) for name in flags)

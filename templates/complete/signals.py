@@ -23,31 +23,36 @@ def wait_for_signal(reader):
 
 
 def save_snapshot():
-    """Save the last snapshot if it isn't saved. Training is not waited for: it may be stuck."""
+    """Save the last snapshot if it isn't saved. Don't wait for training, which may be stuck."""
     snapshot = state.snapshot
     if config.worker_index > 0 or not snapshot:
         return
+    wait_for_write()  # of a checkpoint of this step without its validation, which resume repeats
     step = int(snapshot["step"])
     if step not in [0, *list_checkpoints("last")]:
         writer.submit(write_checkpoints, snapshot).result()
-        print_status(f"saved at step {step}")
+        with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends `tee` too
+            print_status(f"saved at step {step}")
 
 
 def end_process(error):
     """Save what is not saved, report why the run ends, and exit. This never returns."""
-    process_is_ending.acquire()  # for good: another thread that gets here waits for the exit
-    error = explain_error(error)
-    if isinstance(error, RunInterrupted):
-        try:
-            save_snapshot()
-        except Exception as save_error:  # from the file system or TensorFlow
-            error = explain_error(save_error)
-    code = report_error(error)
-    writer.shutdown()  # waits for the checkpoint that is being written
-    if config.workers > 1:
-        time.sleep(1)  # other workers may still need this one for the last sum
-    sys.stdout.flush()
-    # The main thread may raise errors while its files disappear.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    shutil.rmtree(state.scratch, ignore_errors=True)
-    exit_process(code)
+    process_is_ending.acquire()  # never released: another thread waits here until the exit
+    code = RunInterrupted.exit_code  # if nobody reads the report
+    try:
+        error = explain_error(error)
+        if isinstance(error, RunInterrupted):
+            try:
+                save_snapshot()
+            except Exception as save_error:  # from the file system or TensorFlow
+                error = explain_error(save_error)
+        code = report_error(error)
+        writer.shutdown()  # waits for the checkpoint that is being written
+        if config.workers > 1:
+            time.sleep(1)  # other workers may still need this one for the last sum
+        # The main thread may raise errors while its files disappear.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        shutil.rmtree(state.scratch, ignore_errors=True)
+        sys.stdout.flush()
+    finally:
+        exit_process(code)

@@ -6,7 +6,7 @@ class State:
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
-    micro_batch: tuple = (0, 1)  # the part of a batch that is being traced, and their number
+    micro_batch: tuple = (0, 1)  # index of the part of a batch being traced, number of parts
     snapshot: dict | None = None  # after the last loop, in host memory
     pending_write: concurrent.futures.Future | None = None  # a checkpoint
     is_profiling: bool = False

@@ -30,11 +30,13 @@ def is_profiled(first_step, last_step):
 
 def set_profiling(is_wanted):
     """Start or stop the profiler, unless it is as wanted."""
-    if is_wanted and not state.is_profiling:
-        tf.profiler.experimental.start(str(run_path("tensorboard", "train")))
-    if state.is_profiling and not is_wanted:
-        tf.profiler.experimental.stop()
+    if is_wanted == state.is_profiling:
+        return
     state.is_profiling = is_wanted
+    if is_wanted:
+        tf.profiler.experimental.start(str(run_path("tensorboard", "train")))
+    else:
+        tf.profiler.experimental.stop()
 
 
 def recover(first_step):

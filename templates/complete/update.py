@@ -3,7 +3,7 @@ def accumulate(compute_gradients):
 
     A part needs the memory of a smaller batch. The mean over the parts is the batch's mean, up to
     rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, the size of a part. Random layers
-    start each part with the same seeds, and `draw_part` gives it its part of the batch's numbers.
+    start each part with the same seeds. `draw_part` then draws this part's share of the numbers.
     """
     parts = config.accumulation_steps
 

@@ -179,7 +179,7 @@ class State:
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
-    micro_batch: tuple = (0, 1)  # the part of a batch that is being traced, and their number
+    micro_batch: tuple = (0, 1)  # index of the part of a batch being traced, number of parts
     snapshot: dict | None = None  # after the last loop, in host memory
     pending_write: concurrent.futures.Future | None = None  # a checkpoint
     is_profiling: bool = False
@@ -438,8 +438,7 @@ def run_steps(distributed_step, iterator, steps):
     sums = tf.zeros([2], tf.float64)
     waited = tf.zeros([], tf.float64)
     # A step updates the weights of the first layers last: they get their gradients last.
-    weights = [variable for variable in list_variables(model) if variable.trainable]
-    first_weights = weights[0].value
+    first_weights = next(each for each in list_variables(model) if each.trainable).value
     for _ in tf.range(steps):
         step_ended_at = read_clock([tf.convert_to_tensor(first_weights)])
         batch = next_batch(iterator)
@@ -537,8 +536,7 @@ def print_status(line, end="\n"):
 
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
-    others = "step epoch split learning_rate examples_per_second".split()
-    others += "gradient_norm input_wait".split()
+    others = "step epoch split examples_per_second gradient_norm input_wait".split()
     shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
     return " ".join(shown)
 
@@ -620,34 +618,39 @@ def wait_for_signal(reader):
 
 
 def save_snapshot():
-    """Save the last snapshot if it isn't saved. Training is not waited for: it may be stuck."""
+    """Save the last snapshot if it isn't saved. Don't wait for training, which may be stuck."""
     snapshot = state.snapshot
     if config.worker_index > 0 or not snapshot:
         return
+    wait_for_write()  # of a checkpoint of this step without its validation, which resume repeats
     step = int(snapshot["step"])
     if step not in [0, *list_checkpoints("last")]:
         writer.submit(write_checkpoints, snapshot).result()
-        print_status(f"saved at step {step}")
+        with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends `tee` too
+            print_status(f"saved at step {step}")
 
 
 def end_process(error):
     """Save what is not saved, report why the run ends, and exit. This never returns."""
-    process_is_ending.acquire()  # for good: another thread that gets here waits for the exit
-    error = explain_error(error)
-    if isinstance(error, RunInterrupted):
-        try:
-            save_snapshot()
-        except Exception as save_error:  # from the file system or TensorFlow
-            error = explain_error(save_error)
-    code = report_error(error)
-    writer.shutdown()  # waits for the checkpoint that is being written
-    if config.workers > 1:
-        time.sleep(1)  # other workers may still need this one for the last sum
-    sys.stdout.flush()
-    # The main thread may raise errors while its files disappear.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    shutil.rmtree(state.scratch, ignore_errors=True)
-    exit_process(code)
+    process_is_ending.acquire()  # never released: another thread waits here until the exit
+    code = RunInterrupted.exit_code  # if nobody reads the report
+    try:
+        error = explain_error(error)
+        if isinstance(error, RunInterrupted):
+            try:
+                save_snapshot()
+            except Exception as save_error:  # from the file system or TensorFlow
+                error = explain_error(save_error)
+        code = report_error(error)
+        writer.shutdown()  # waits for the checkpoint that is being written
+        if config.workers > 1:
+            time.sleep(1)  # other workers may still need this one for the last sum
+        # The main thread may raise errors while its files disappear.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        shutil.rmtree(state.scratch, ignore_errors=True)
+        sys.stdout.flush()
+    finally:
+        exit_process(code)
 
 
 def read_tf_config():
@@ -883,11 +886,11 @@ def check_batch_size():
     """Raise WrongInput if the replicas can't share the global batch equally."""
     size = config.global_batch_size
     divisor = config.replicas * config.accumulation_steps
-    sharers = f"{divisor} replicas times --accumulation-steps"
     if size % divisor:
         lower = size // divisor * divisor or divisor
         raise WrongInput(
-            f"--global-batch-size {size} is not divisible by {sharers}; "
+            f"--global-batch-size {size} is not divisible by {divisor}, replicas times "
+            "--accumulation-steps; "
             f"use {lower} or {lower + divisor}"
         )
 
@@ -933,8 +936,8 @@ def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
     With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
-    a run resumes at any step at once. `batch(size)` would hold all examples twice, and so would
-    tensors, of which each iterator makes a copy.
+    a run resumes at any step at once. `batch(size)` would hold all examples twice. So would
+    tensors: each iterator copies them.
     """
     size = int(dataset.cardinality())
     if size <= 0:
@@ -948,7 +951,7 @@ def load_into_memory(dataset, split):
 
     stacks = None
     with tf.device("CPU:0"):
-        # Each piece costs time, and memory for a second copy of its examples.
+        # Many pieces are slow. A large piece needs memory for a second copy of its examples.
         for index, piece in dataset.enumerate().batch(max(128, size // 64)):
             if stacks is None:
                 stacks = tf.nest.map_structure(create_stack, piece)
@@ -1008,9 +1011,8 @@ def create_input(examples, size, training, first_step=0):
         options = tf.data.Options()
         options.threading.private_threadpool_size = count_cores()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
-        # With `repeat`, the cardinality of the dataset is infinite. Otherwise all workers would
-        # agree at each step on whether there is a next batch.
-        # Each call holds a batch: more of them would take much memory on machines with many cores.
+        # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
+        # all workers would agree at each step on whether there is a next batch.
         batches = places.map(create, min(16, count_cores())).repeat()
         return batches.prefetch(2 * replicas).with_options(options)
 
@@ -1112,7 +1114,7 @@ def accumulate(compute_gradients):
 
     A part needs the memory of a smaller batch. The mean over the parts is the batch's mean, up to
     rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, the size of a part. Random layers
-    start each part with the same seeds, and `draw_part` gives it its part of the batch's numbers.
+    start each part with the same seeds. `draw_part` then draws this part's share of the numbers.
     """
     parts = config.accumulation_steps
 
@@ -1326,7 +1328,7 @@ def read_newest(kind, steps):
 def find_checkpoint(kind):
     """Return the newest checkpoint, or None if the run has never saved one.
 
-    If the best checkpoint is corrupt, the last one must not be newer: then the best is made again.
+    If the best checkpoint is corrupt, the run resumes from its step or before, and makes it again.
     """
     steps = list_checkpoints(kind)
     if kind == "last":
@@ -1396,7 +1398,7 @@ def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
     All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple by chance is taken for a batch. A counter has four
+    a number that all examples share. A multiple by chance is split too. A counter has four
     numbers of 32 bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()
@@ -1563,7 +1565,7 @@ def is_valid_log_line(line):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    The validation at a checkpoint's step is repeated, since the checkpoint is older.
+    A checkpoint is saved before the validation at its step, so a resumed run repeats that.
     """
     return line["step"] < step or (line["step"] == step and line["split"] == "train")
 
@@ -1670,12 +1672,12 @@ def check_run():
 def check_settings(names):
     """Return the run's config.json. Raise WrongInput if one of these settings has changed."""
     before = read_file("config.json", parse_object)
-    now = describe_run()
     for name in names:
-        if before.get(name) != now.get(name):
+        now = getattr(config, name)
+        if before.get(name) != now:
             raise WrongInput(
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
-                f"{now.get(name)}; use the same, or another --run-dir"
+                f"{now}; use the same, or another --run-dir"
             )
     return before
 
@@ -1686,7 +1688,7 @@ def check_end(last_line, before):
         raise WrongInput(
             f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
         )
-    # The end depends on these flags, of which the essential script has only the first one.
+    # The end depends on these flags. The config.json of an essential script has only the first.
     earlier = {**dataclasses.asdict(Config()), **before}
     flags = ("epochs", "patience", "export")
     is_same_end = all(earlier[name] == getattr(config, name) for name in flags)
@@ -1865,10 +1867,10 @@ def configure_optimizer(each):
 def wrap_compute_gradients():
     """Compile `compute_gradients`, and accumulate over parts of a batch, if flags ask for it."""
     global compute_gradients
-    if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs
-        compute_gradients = tf.function(compute_gradients, jit_compile=True)
     if config.accumulation_steps > 1:
         compute_gradients = accumulate(compute_gradients)
+    if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs
+        compute_gradients = tf.function(compute_gradients, jit_compile=True)
 
 
 def end_of_next_loop(step):
@@ -1931,11 +1933,13 @@ def is_profiled(first_step, last_step):
 
 def set_profiling(is_wanted):
     """Start or stop the profiler, unless it is as wanted."""
-    if is_wanted and not state.is_profiling:
-        tf.profiler.experimental.start(str(run_path("tensorboard", "train")))
-    if state.is_profiling and not is_wanted:
-        tf.profiler.experimental.stop()
+    if is_wanted == state.is_profiling:
+        return
     state.is_profiling = is_wanted
+    if is_wanted:
+        tf.profiler.experimental.start(str(run_path("tensorboard", "train")))
+    else:
+        tf.profiler.experimental.stop()
 
 
 def recover(first_step):

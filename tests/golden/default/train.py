@@ -728,9 +728,8 @@ def create_input(examples, size, training, first_step=0):
         create = functools.partial(create_batch, examples, size, training)
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
-        # With `repeat`, the cardinality of the dataset is infinite. Otherwise all workers would
-        # agree at each step on whether there is a next batch.
-        # Each call holds a batch: more of them would take much memory on machines with many cores.
+        # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
+        # all workers would agree at each step on whether there is a next batch.
         batches = places.map(create, min(16, os.cpu_count())).repeat()
         return batches.prefetch(2 * replicas).with_options(options)
 
@@ -920,7 +919,7 @@ def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
     All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple by chance is taken for a batch. A counter has four
+    a number that all examples share. A multiple by chance is split too. A counter has four
     numbers of 32 bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()
@@ -979,7 +978,7 @@ def read_file(name, parse):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    The validation at a checkpoint's step is repeated, since the checkpoint is older.
+    A checkpoint is saved before the validation at its step, so a resumed run repeats that.
     """
     return line["step"] < step or (line["step"] == step and line["split"] == "train")
 
@@ -1097,8 +1096,9 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # Kills leave the temporary folders of checkpoints.
-    for leftover in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
+    # Kills leave temporary folders. The last checkpoints may have been deleted, but not the best.
+    leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "*")
+    for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)
 
 

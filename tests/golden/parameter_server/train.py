@@ -1159,7 +1159,7 @@ def read_file(name, parse):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    The validation at a checkpoint's step is repeated, since the checkpoint is older.
+    A checkpoint is saved before the validation at its step, so a resumed run repeats that.
     """
     return line["step"] < step or (line["step"] == step and line["split"] == "train")
 
@@ -1276,8 +1276,9 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # Kills leave the temporary folders of checkpoints.
-    for leftover in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
+    # Kills leave temporary folders. The last checkpoints may have been deleted, but not the best.
+    leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "*")
+    for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
