@@ -27,7 +27,8 @@ def save_snapshot():
     snapshot = state.snapshot
     if config.worker_index > 0 or not snapshot:
         return
-    wait_for_write()  # of a checkpoint of this step without its validation, which resume repeats
+    # A checkpoint of this step may be under way. It lacks the validation, which a resume repeats.
+    wait_for_write()
     step = int(snapshot["step"])
     if step not in [0, *list_checkpoints("last")]:
         writer.submit(write_checkpoints, snapshot).result()
