@@ -113,9 +113,10 @@ def read_speeds(run_dir):
 
 
 def slow_down(run_dir, index, has_ended):
-    """Stop a worker again and again, once training has begun."""
+    """Stop a worker again and again, once the log has a line: the first loop traces the step."""
+    log = run_dir / "metrics.jsonl"
     while not has_ended.wait(RUNNING_SECONDS):
-        if not (run_dir / "metrics.jsonl").exists():
+        if not log.exists() or log.stat().st_size == 0:
             continue
         process = find_worker(run_dir, index)
         if process is None:
