@@ -104,8 +104,8 @@ def check_batch_size():
         lower = size // divisor * divisor or divisor
         raise WrongInput(
             # {% if cookiecutter.__size == "complete" %}
-            f"--global-batch-size {size} is not divisible by {divisor}, replicas times "
-            "--accumulation-steps; "
+            f"--global-batch-size {size} is not divisible by {config.replicas} replicas times "
+            f"--accumulation-steps {config.accumulation_steps}; "
             # {% else %}
             f"--global-batch-size {size} is not divisible by {divisor} replicas; "
             # {% endif %}

@@ -93,14 +93,14 @@ def test_batch_is_divisible_by_replicas(scripts):
 def test_other_batch_is_rejected_with_the_nearest_ones(size, fix, scripts):
     for script in scripts.values():
         error = check_batch_size(script, global_batch_size=size, replicas=4)
-        assert f"{size} is not divisible by 4" in error
+        assert f"{size} is not divisible by 4 replicas" in error
         assert error.endswith(fix)
 
 
 def test_batch_is_divisible_by_accumulation(complete_script):
     settings = {"global_batch_size": 12, "replicas": 2, "accumulation_steps": 4}
     error = check_batch_size(complete_script, **settings)
-    assert error.endswith("is not divisible by 8, replicas times --accumulation-steps; use 8 or 16")
+    assert error.endswith("by 2 replicas times --accumulation-steps 4; use 8 or 16")
 
 
 def test_score_is_the_lowest_if_no_earlier_one_is_as_low(scripts):

@@ -890,8 +890,8 @@ def check_batch_size():
     if size % divisor:
         lower = size // divisor * divisor or divisor
         raise WrongInput(
-            f"--global-batch-size {size} is not divisible by {divisor}, replicas times "
-            "--accumulation-steps; "
+            f"--global-batch-size {size} is not divisible by {config.replicas} replicas times "
+            f"--accumulation-steps {config.accumulation_steps}; "
             f"use {lower} or {lower + divisor}"
         )
 
