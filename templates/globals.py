@@ -4,7 +4,7 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list  # the items are keras.metrics.Metric
+train_metrics: list  # contains keras.metrics.Metric objects
 validation_metrics: list
 test_metrics: list
 # {% if is_complete %}

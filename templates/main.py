@@ -20,7 +20,11 @@ def main(argv=None):
     load_adapted(datasets["train"], checkpoint)
 
     # 4. Create the model and all that belongs to it, and restore the checkpoint.
+    # {% if cookiecutter.__size == "complete" %}
     create_training_state(datasets, checkpoint)
+    # {% else %}
+    create_training_state()
+    # {% endif %}
     validation_set = create_input(*datasets["validation"], training=False)
     test_set = create_input(*datasets["test"], training=False)
     if config.mode != "train":

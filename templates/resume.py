@@ -100,7 +100,8 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # Kills leave temporary folders. The last checkpoints may have been deleted, but not the best.
+    # Kills leave temporary folders. If somebody has deleted checkpoints/last, the run starts again,
+    # and must not test the best checkpoint of the run before.
     leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "*")
     for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)

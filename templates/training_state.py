@@ -1,4 +1,4 @@
-def create_training_state(datasets, checkpoint):
+def create_training_state():
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     # {% if cookiecutter.__size == "parameter_server" %}

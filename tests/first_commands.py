@@ -139,7 +139,7 @@ def read_first_commands():
 
 
 def choose_commands(name):
-    """Return the first commands, as the README says for an environment."""
+    """Return the first commands, of the README for an environment."""
     commands = read_first_commands()
     if name == "uv":
         return [command.replace(".uv/bin/uv", "uv") for command in commands[1:]]

@@ -16,7 +16,7 @@ def load_with_config(path, settings):
 
 
 def is_server_failure(path, kind):
-    """Return what a script of parameter servers says of an error of the coordinator."""
+    """Return what a script of parameter servers reports about an error of the coordinator."""
     script = load_script(path)
     errors = script.tf.errors
     if kind == "Unavailable":

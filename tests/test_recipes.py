@@ -1,6 +1,6 @@
 """The recipes of docs/recipes/, as written, in rendered projects of both sizes.
 
-The blocks of a page are put into train.py as the page says: a function or class replaces the
+The blocks of a page are put into train.py: a function or class replaces the
 one of its name, and what is new is inserted above the one that uses it. Each recipe changes only
 hooks and steps, in both sizes, and trains. One recipe in one size, both chosen at random, also
 passes the project's own tests. EDITS_SIZES=both tries all recipes in both sizes.

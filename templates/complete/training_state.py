@@ -1,5 +1,5 @@
 def create_training_state(datasets, checkpoint):
-    """Create the loss, the metrics, the model and the optimizer."""
+    """Create the loss, metrics, model and optimizer. Try to export the model of a new run."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global gradient_norm, GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size // config.accumulation_steps

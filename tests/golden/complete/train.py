@@ -68,7 +68,7 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list  # the items are keras.metrics.Metric
+train_metrics: list  # contains keras.metrics.Metric objects
 validation_metrics: list
 test_metrics: list
 gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
@@ -1820,7 +1820,7 @@ def report_export_errors(form):
 
 
 def create_training_state(datasets, checkpoint):
-    """Create the loss, the metrics, the model and the optimizer."""
+    """Create the loss, metrics, model and optimizer. Try to export the model of a new run."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global gradient_norm, GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size // config.accumulation_steps

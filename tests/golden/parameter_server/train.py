@@ -60,7 +60,7 @@ strategy: tf.distribute.Strategy
 model: keras.Model  # or a tuple of models, with a tuple of as many optimizers
 optimizer: keras.optimizers.Optimizer
 loss_object: keras.losses.Loss
-train_metrics: list  # the items are keras.metrics.Metric
+train_metrics: list  # contains keras.metrics.Metric objects
 validation_metrics: list
 test_metrics: list
 
@@ -1276,7 +1276,8 @@ def write_run_files():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # Kills leave temporary folders. The last checkpoints may have been deleted, but not the best.
+    # Kills leave temporary folders. If somebody has deleted checkpoints/last, the run starts again,
+    # and must not test the best checkpoint of the run before.
     leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "*")
     for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -1311,7 +1312,7 @@ def export(folder, examples):
     part.rename(folder)
 
 
-def create_training_state(datasets, checkpoint):
+def create_training_state():
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global GLOBAL_BATCH_SIZE
@@ -1501,7 +1502,7 @@ def main(argv=None):
     load_adapted(datasets["train"], checkpoint)
 
     # 4. Create the model and all that belongs to it, and restore the checkpoint.
-    create_training_state(datasets, checkpoint)
+    create_training_state()
     validation_set = create_input(*datasets["validation"], training=False)
     test_set = create_input(*datasets["test"], training=False)
     if config.mode != "train":
