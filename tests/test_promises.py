@@ -54,7 +54,7 @@ REPLICAS = {
     "the optimizer's variables are created before the step": Break(
         "            its_optimizer.build(each.trainable_variables)\n",
         "            pass\n",
-        "replicas.py::test_replicas_agree_with_dropout[2]",
+        "script_sizes.py::test_sizes_are_bit_identical[image_classification-2]",
     ),
     "the gradients of an embedding are summed": Break(
         "[tf.convert_to_tensor(gradient) for gradient in gradients]",

@@ -305,6 +305,40 @@ def test_killed_worker_alone_is_restarted(server_project, start_job, slurm):
     assert_roles(read_logs(server_project, job, tasks=4))
 
 
+# In its second start, a worker serves when the chief has ended. Its wait for a chief is 12 seconds.
+SECOND_START_AFTER_THE_END = """
+FINISHED_SECONDS /= 5
+
+@wraps_original
+def serve(original, cluster, job, index):
+    started = Path(__file__).with_name(f"started-{job}-{index}")
+    chief = urlsplit("//" + cluster["chief"][0])
+    while started.exists():
+        try:
+            socket.create_connection((chief.hostname, chief.port), timeout=5).close()
+        except ConnectionRefusedError:
+            break
+        time.sleep(0.3)
+    started.touch()
+    original(cluster, job, index)
+"""
+
+
+@pytest.mark.long
+@needs_slurm
+def test_worker_restarted_after_the_end_of_the_run_ends_too(server_project, start_job, slurm):
+    write_variant(server_project / "train.py", server_project, SECOND_START_AFTER_THE_END)
+    job_file = server_project / "launch" / "slurm.sbatch"
+    [seconds] = re.findall(r"--wait=(\d+)", job_file.read_text())
+    a_fifth = f"--wait={int(seconds) // 5}"
+    replace_text(job_file, job_file.parent, (f"--wait={seconds}", a_fifth))
+    job, run_dir = start_job(server_project, "--epochs", "30", lines=6, options=FOUR_TASKS)
+    os.kill(find_task(run_dir, SECOND_WORKER), signal.SIGKILL)
+    assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300), "COMPLETED")
+    *_, killed = read_logs(server_project, job, tasks=4)
+    assert "finished: worker 1" in killed
+
+
 def assert_roles(logs):
     """Assert that each task had its role and its node, and that the second worker failed once."""
     _, chief, server, worker, killed = logs

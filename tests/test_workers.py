@@ -67,11 +67,12 @@ def create_datasets(original):
     train, validation, test = original()
     return train.take(1200), train.skip(1200).concatenate(validation), test
 """
+# Only the test split, since a run keeps a checksum of the training split in any case.
 OTHER_ORDER = """
 @wraps_original
 def create_datasets(original):
     train, validation, test = original()
-    return train.skip(1).concatenate(train.take(1)), validation, test
+    return train, validation, test.skip(1).concatenate(test.take(1))
 """
 
 # The second worker's flags, the code of its script, and what the error names beside worker 1.
@@ -82,7 +83,7 @@ DIFFERENCES = {
     "flags of the script": ("", OTHER_FLAG, ("another_flag", "0", "None")),
     "version": ("", OTHER_VERSION, ("python", "3.9.0", "3.")),
     "sizes": ("", OTHER_SIZES, ("examples", "1200", "1257")),
-    "order": ("", OTHER_ORDER, ("data",)),
+    "order": ("", OTHER_ORDER, ("has data",)),
 }
 SHORT_DIFFERENCES = ("seed", "order")
 
