@@ -17,7 +17,9 @@ class RunFinished(Exception):
     """There is nothing left to do."""
 
     exit_code = 0
+    # {% if cookiecutter.__size == "parameter_server" %}
     label = "finished"
+    # {% endif %}
 
 
 # {% endif %}

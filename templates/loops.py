@@ -18,10 +18,26 @@ def run_loop(distributed_step, metrics, iterator, steps):
     return summarize(loss_sum, weight_sum, metrics)
 
 
+# {% if cookiecutter.__schedule %}
+def count_train_step(batch):
+    """Take a training step, and count it for schedules."""
+    sums = distributed_train_step(batch)
+    state.step_in_graph.assign_add(1)
+    return sums
+
+
+# {% endif %}
 def train(iterator, steps):
     """Run a loop of training. Return the values of its log line."""
+    # {% if cookiecutter.__schedule %}
+    state.step_in_graph.assign(state.step)
+    # {% endif %}
     started_at = time.perf_counter()
+    # {% if cookiecutter.__schedule %}
+    values = run_loop(count_train_step, train_metrics, iterator, steps)
+    # {% else %}
     values = run_loop(distributed_train_step, train_metrics, iterator, steps)
+    # {% endif %}
     # The first optimizer that is not None. On a GPU, reading it waits for the last step.
     learning_rate = next(filter(None, tf.nest.flatten(optimizer))).learning_rate.numpy()
     speed = steps * config.global_batch_size / (time.perf_counter() - started_at)

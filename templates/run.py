@@ -1,6 +1,7 @@
 def run(argv=None):
     """Run `main`. If it raises, report why, and end the process with the exit code."""
-    sys.stdout.reconfigure(errors="replace")  # for terminals without × and █
+    # Print each line at once, also on terminals without × and █.
+    sys.stdout.reconfigure(errors="replace", line_buffering=True)
     # {% if cookiecutter.__size == "complete" %}
     try:
         main(argv)

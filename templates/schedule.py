@@ -9,7 +9,12 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         self.learning_rate = learning_rate
 
     def __call__(self, step):
+        # {% if cookiecutter.__size == "parameter_server" %}
         step = tf.cast(step, tf.float32)
+        # {% else %}
+        # Not the optimizer's step, which counts updates: the critic of a GAN has several per step.
+        step = tf.identity(state.step_in_graph)
+        # {% endif %}
         warmup_steps = config.warmup_steps
         # {% if cookiecutter.task == "text_classification" %}
         if warmup_steps is None:

@@ -6,7 +6,7 @@ def print_status(line, end="\n"):
     # {% endif %}
     if sys.stdout.isatty():
         line = f"\r\x1b[K{line}"
-    print(line, end=end, flush=True)
+    print(line, end=end)
 
 
 def format_metrics(values):

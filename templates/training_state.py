@@ -23,9 +23,12 @@ def create_training_state():
     share_random_numbers()
     # {% endif %}
     with strategy.scope():
+        # {% if cookiecutter.__schedule and cookiecutter.__size != "parameter_server" %}
+        state.step_in_graph = tf.Variable(0.0)  # exact up to 2**24 steps
+        # {% endif %}
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # {% if cookiecutter.__schedule %}
-            if config.schedule != "constant" or config.warmup_steps != 0:
+            if its_optimizer and (config.schedule != "constant" or config.warmup_steps != 0):
                 peak = float(its_optimizer.learning_rate.numpy())
                 its_optimizer.learning_rate = Schedule(peak)
             # {% endif %}

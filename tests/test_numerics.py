@@ -305,6 +305,48 @@ def test_schedules_follow_their_formulas(schedule, warmup, train_once):
     assert rates == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
+# As for the critic of a Wasserstein GAN.
+THREE_UPDATES_A_STEP = """
+@wraps_original
+def update(original, optimizer, gradients, variables):
+    for _ in range(3):
+        original(optimizer, gradients, variables)
+"""
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=LONG)])
+def test_schedule_counts_the_steps_of_the_run(replicas, train_once):
+    run_dir = train_once(
+        *("--epochs", "2"),
+        *("--steps-per-loop", "1"),
+        *("--schedule", "linear"),
+        *("--warmup-steps", "10"),
+        *flags_of(replicas),
+        code=(THREE_UPDATES_A_STEP,),
+    )
+    rates = [line["learning_rate"] for line in read_split(run_dir, "train")]
+    expected = compute_rates("linear", 10, 38, 0.002)
+    assert rates == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.long
+def test_schedule_of_the_essential_script_counts_the_steps_of_the_run(render, tmp_path):
+    project = render(tmp_path, task="text_classification", script="essential")
+    code = (SMALL_DATA["text_classification"], THREE_UPDATES_A_STEP)
+    script = write_variant(project / "train.py", tmp_path, *code)
+    train(
+        script,
+        *("--epochs", "1"),
+        *("--steps-per-loop", "1"),
+        *("--learning-rate", "0.001"),
+    )
+    lines = read_split(tmp_path / "run", "train")
+    rates = [line["learning_rate"] for line in lines]
+    steps = len(rates)
+    expected = compute_rates("linear", steps // 10, steps, 0.001)
+    assert rates == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
 # --------------------------------------------------------------------------------------------------
 # Half precision
 # --------------------------------------------------------------------------------------------------

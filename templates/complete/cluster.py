@@ -20,7 +20,7 @@ def wait_for_workers(addresses):
             raise RunInterrupted(f"no connection to {names}; start all workers again")
         if waited > next_message:  # on each worker, not only on the chief
             next_message += 60
-            print(f"waiting for {names}, {left:.0f} s left", flush=True)
+            print(f"waiting for {names}, {left:.0f} s left")
         # Nobody is there yet, the port is too high, or another program is there.
         with contextlib.suppress(OSError, OverflowError, ValueError):
             if server:

@@ -57,5 +57,5 @@ def read_initial_adapted():
         path = Path(config.init_checkpoint)
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
             if os.path.exists(folder / "adapted.json"):
-                return read_file(folder.absolute() / "adapted.json", parse_object)
+                return read_object(folder.absolute() / "adapted.json")
     return {}

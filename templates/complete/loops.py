@@ -30,11 +30,19 @@ def run_loop(distributed_step, metrics, iterator, steps):
     return summarize(loss_sum, weight_sum, metrics), float(waited)
 
 
+def count_train_step(batch):
+    """Take a training step, and count it for schedules."""
+    sums = distributed_train_step(batch)
+    state.step_in_graph.assign_add(1)
+    return sums
+
+
 def train(iterator, steps):
     """Run a loop of training. Return the values of its log line, without learning rates."""
     metrics = [*train_metrics, gradient_norm] if config.clip_norm else train_metrics
+    state.step_in_graph.assign(state.step)
     started_at = time.perf_counter()
-    values, waited = run_loop(distributed_train_step, metrics, iterator, steps)
+    values, waited = run_loop(count_train_step, metrics, iterator, steps)
     seconds = time.perf_counter() - started_at
     values["examples_per_second"] = steps * config.global_batch_size / seconds
     values["input_wait"] = waited / seconds

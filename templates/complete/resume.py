@@ -63,7 +63,7 @@ def check_run():
 
 def check_settings(names):
     """Return the run's config.json. Raise WrongInput if one of these settings has changed."""
-    before = read_file("config.json", parse_object)
+    before = read_object("config.json")
     for name in names:
         now = getattr(config, name)
         if before.get(name) != now:
@@ -131,7 +131,7 @@ def read_or_adapt(checkpoint):
     is_begun = checkpoint or config.mode != "train"
     # Continuous evaluation may start before the run.
     if is_begun and run_path("adapted.json").exists():
-        return read_file("adapted.json", parse_object)
+        return read_object("adapted.json")
     result = adapt(create_datasets()[0])  # a dataset of `train_split` would be another copy
     initial = read_initial_adapted()
     if initial.keys() == result.keys():

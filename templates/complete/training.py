@@ -69,8 +69,8 @@ def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     swap_ema_weights()
     validated = validate(*validation_set)
-    best = {name: state.snapshot[name] for name in ("step", "names", "history")}
-    best["model"] = copy_variables()[0]["model"]
+    best = {**state.snapshot, **copy_variables()[0]}
+    del best["optimizer"]
     swap_ema_weights()
     if not math.isfinite(validated["loss"]):
         raise RunFailed(f"the validation loss is not finite at step {state.step}, not saved")

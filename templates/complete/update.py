@@ -71,12 +71,17 @@ def share_overflow(gradients):
     return [tf.where(is_finite, gradient, math.nan) for gradient in gradients]
 
 
+def pair_optimizers():
+    """Return pairs of a model and its optimizer, which may be None."""
+    return zip(*map(tf.nest.flatten, (model, optimizer)), strict=True)
+
+
 def swap_ema_weights():
     """Swap the weights and their exponential moving average, which the optimizers hold.
 
     Does nothing without --ema-momentum.
     """
-    for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
+    for each, its_optimizer in pair_optimizers():
         its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # loss scaling
         if not its_optimizer or not its_optimizer.use_ema:
             continue

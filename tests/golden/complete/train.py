@@ -177,6 +177,7 @@ class State:
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
+    step_in_graph: tf.Variable | None = None  # counts within a loop too
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
     micro_batch: tuple = (0, 1)  # index of the part of a batch being traced, number of parts
@@ -460,11 +461,19 @@ def run_loop(distributed_step, metrics, iterator, steps):
     return summarize(loss_sum, weight_sum, metrics), float(waited)
 
 
+def count_train_step(batch):
+    """Take a training step, and count it for schedules."""
+    sums = distributed_train_step(batch)
+    state.step_in_graph.assign_add(1)
+    return sums
+
+
 def train(iterator, steps):
     """Run a loop of training. Return the values of its log line, without learning rates."""
     metrics = [*train_metrics, gradient_norm] if config.clip_norm else train_metrics
+    state.step_in_graph.assign(state.step)
     started_at = time.perf_counter()
-    values, waited = run_loop(distributed_train_step, metrics, iterator, steps)
+    values, waited = run_loop(count_train_step, metrics, iterator, steps)
     seconds = time.perf_counter() - started_at
     values["examples_per_second"] = steps * config.global_batch_size / seconds
     values["input_wait"] = waited / seconds
@@ -515,7 +524,6 @@ class RunFinished(Exception):
     """There is nothing left to do."""
 
     exit_code = 0
-    label = "finished"
 
 
 class RunInterrupted(Exception):
@@ -531,7 +539,7 @@ def print_status(line, end="\n"):
         return
     if sys.stdout.isatty():
         line = f"\r\x1b[K{line}"
-    print(line, end=end, flush=True)
+    print(line, end=end)
 
 
 def format_metrics(values):
@@ -719,7 +727,7 @@ def wait_for_workers(addresses):
             raise RunInterrupted(f"no connection to {names}; start all workers again")
         if waited > next_message:  # on each worker, not only on the chief
             next_message += 60
-            print(f"waiting for {names}, {left:.0f} s left", flush=True)
+            print(f"waiting for {names}, {left:.0f} s left")
         # Nobody is there yet, the port is too high, or another program is there.
         with contextlib.suppress(OSError, OverflowError, ValueError):
             if server:
@@ -1101,7 +1109,8 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         self.learning_rate = learning_rate
 
     def __call__(self, step):
-        step = tf.cast(step, tf.float32)
+        # Not the optimizer's step, which counts updates: the critic of a GAN has several per step.
+        step = tf.identity(state.step_in_graph)
         warmup_steps = config.warmup_steps
         decay_steps = max(1, config.last_step - warmup_steps)
         left = 1 - tf.clip_by_value((step - warmup_steps) / decay_steps, 0, 1)
@@ -1183,12 +1192,17 @@ def share_overflow(gradients):
     return [tf.where(is_finite, gradient, math.nan) for gradient in gradients]
 
 
+def pair_optimizers():
+    """Return pairs of a model and its optimizer, which may be None."""
+    return zip(*map(tf.nest.flatten, (model, optimizer)), strict=True)
+
+
 def swap_ema_weights():
     """Swap the weights and their exponential moving average, which the optimizers hold.
 
     Does nothing without --ema-momentum.
     """
-    for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
+    for each, its_optimizer in pair_optimizers():
         its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # loss scaling
         if not its_optimizer or not its_optimizer.use_ema:
             continue
@@ -1502,7 +1516,7 @@ def read_initial_adapted():
         path = Path(config.init_checkpoint)
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
             if os.path.exists(folder / "adapted.json"):
-                return read_file(folder.absolute() / "adapted.json", parse_object)
+                return read_object(folder.absolute() / "adapted.json")
     return {}
 
 
@@ -1540,18 +1554,13 @@ def write_file(name, text):
     part.replace(run_path(name))
 
 
-def parse_object(text):
-    """Return a JSON object as a dict. Raise TypeError for another JSON value."""
-    return {**json.loads(text)}
-
-
-def read_file(name, parse):
-    """Return what `parse` makes of the text of a file of the run."""
+def read_object(name):
+    """Return the JSON object in a file of the run, as a dict."""
     path = run_path(name)
     try:
-        return parse(path.read_text("utf-8"))
+        return {**json.loads(path.read_text("utf-8"))}
     except Exception as error:
-        # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
+        # OSError, TypeError for another JSON value, or ValueError for no JSON.
         raise WrongInput(f"{path} is corrupt ({error}); use another --run-dir") from error
 
 
@@ -1672,7 +1681,7 @@ def check_run():
 
 def check_settings(names):
     """Return the run's config.json. Raise WrongInput if one of these settings has changed."""
-    before = read_file("config.json", parse_object)
+    before = read_object("config.json")
     for name in names:
         now = getattr(config, name)
         if before.get(name) != now:
@@ -1740,7 +1749,7 @@ def read_or_adapt(checkpoint):
     is_begun = checkpoint or config.mode != "train"
     # Continuous evaluation may start before the run.
     if is_begun and run_path("adapted.json").exists():
-        return read_file("adapted.json", parse_object)
+        return read_object("adapted.json")
     result = adapt(create_datasets()[0])  # a dataset of `train_split` would be another copy
     initial = read_initial_adapted()
     if initial.keys() == result.keys():
@@ -1838,8 +1847,9 @@ def create_training_state(datasets, checkpoint):
         # Report now what can't be exported at the end of the run.
         export(Path(state.scratch, "export"), datasets["test"][0])
     with strategy.scope():
+        state.step_in_graph = tf.Variable(0.0)  # exact up to 2**24 steps
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
-        for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
+        for each, its_optimizer in pair_optimizers():
             # In a traced step it would be too late to create variables (keras#23085).
             if its_optimizer:
                 its_optimizer.build(each.trainable_variables)
@@ -1973,8 +1983,8 @@ def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     swap_ema_weights()
     validated = validate(*validation_set)
-    best = {name: state.snapshot[name] for name in ("step", "names", "history")}
-    best["model"] = copy_variables()[0]["model"]
+    best = {**state.snapshot, **copy_variables()[0]}
+    del best["optimizer"]
     swap_ema_weights()
     if not math.isfinite(validated["loss"]):
         raise RunFailed(f"the validation loss is not finite at step {state.step}, not saved")
@@ -2181,7 +2191,8 @@ def main(argv=None):
 
 def run(argv=None):
     """Run `main`. If it raises, report why, and end the process with the exit code."""
-    sys.stdout.reconfigure(errors="replace")  # for terminals without × and █
+    # Print each line at once, also on terminals without × and █.
+    sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
         main(argv)
     except Exception as error:

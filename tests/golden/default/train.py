@@ -447,7 +447,7 @@ def print_status(line, end="\n"):
         return
     if sys.stdout.isatty():
         line = f"\r\x1b[K{line}"
-    print(line, end=end, flush=True)
+    print(line, end=end)
 
 
 def format_metrics(values):
@@ -1320,7 +1320,8 @@ def main(argv=None):
 
 def run(argv=None):
     """Run `main`. If it raises, report why, and end the process with the exit code."""
-    sys.stdout.reconfigure(errors="replace")  # for terminals without × and █
+    # Print each line at once, also on terminals without × and █.
+    sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
         main(argv)
     except Exception as error:

@@ -131,6 +131,7 @@ class State:
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
+    step_in_graph: tf.Variable | None = None  # counts within a loop too
 
 
 state = State()
@@ -447,10 +448,18 @@ def run_loop(distributed_step, metrics, iterator, steps):
     return summarize(loss_sum, weight_sum, metrics)
 
 
+def count_train_step(batch):
+    """Take a training step, and count it for schedules."""
+    sums = distributed_train_step(batch)
+    state.step_in_graph.assign_add(1)
+    return sums
+
+
 def train(iterator, steps):
     """Run a loop of training. Return the values of its log line."""
+    state.step_in_graph.assign(state.step)
     started_at = time.perf_counter()
-    values = run_loop(distributed_train_step, train_metrics, iterator, steps)
+    values = run_loop(count_train_step, train_metrics, iterator, steps)
     # The first optimizer that is not None. On a GPU, reading it waits for the last step.
     learning_rate = next(filter(None, tf.nest.flatten(optimizer))).learning_rate.numpy()
     speed = steps * config.global_batch_size / (time.perf_counter() - started_at)
@@ -501,7 +510,7 @@ def print_status(line, end="\n"):
         return
     if sys.stdout.isatty():
         line = f"\r\x1b[K{line}"
-    print(line, end=end, flush=True)
+    print(line, end=end)
 
 
 def format_metrics(values):
@@ -856,7 +865,8 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         self.learning_rate = learning_rate
 
     def __call__(self, step):
-        step = tf.cast(step, tf.float32)
+        # Not the optimizer's step, which counts updates: the critic of a GAN has several per step.
+        step = tf.identity(state.step_in_graph)
         warmup_steps = config.warmup_steps
         if warmup_steps is None:
             warmup_steps = config.last_step // 10
@@ -1223,8 +1233,9 @@ def create_training_state():
     synchronize_batch_normalization()
     share_random_numbers()
     with strategy.scope():
+        state.step_in_graph = tf.Variable(0.0)  # exact up to 2**24 steps
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
-            if config.schedule != "constant" or config.warmup_steps != 0:
+            if its_optimizer and (config.schedule != "constant" or config.warmup_steps != 0):
                 peak = float(its_optimizer.learning_rate.numpy())
                 its_optimizer.learning_rate = Schedule(peak)
             # In a traced step it would be too late to create variables (keras#23085).
@@ -1399,7 +1410,8 @@ def main(argv=None):
 
 def run(argv=None):
     """Run `main`. If it raises, report why, and end the process with the exit code."""
-    sys.stdout.reconfigure(errors="replace")  # for terminals without × and █
+    # Print each line at once, also on terminals without × and █.
+    sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
         main(argv)
     except Exception as error:
