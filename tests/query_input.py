@@ -389,6 +389,7 @@ def log_delayed_loop(path):
     """Return the log line of a loop of 7 steps that returns before the device has finished."""
     script = begin(path, "--global-batch-size", "100")
     script.optimizer = script.keras.optimizers.Adam(0.01)
+    script.state.step_in_graph = script.tf.Variable(0.0)
 
     def run_steps(distributed_step, iterator, steps):
         ready = time.monotonic() + 1
