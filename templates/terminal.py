@@ -6,7 +6,12 @@ def print_status(line, end="\n"):
     # {% endif %}
     if sys.stdout.isatty():
         line = f"\r\x1b[K{line}"
+    # {% if cookiecutter.__size == "complete" %}
+    with contextlib.suppress(BrokenPipeError):  # nobody reads the output: Ctrl-C ends `tee` too
+        print(line, end=end)
+    # {% else %}
     print(line, end=end)
+    # {% endif %}
 
 
 def format_metrics(values):

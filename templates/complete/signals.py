@@ -32,8 +32,7 @@ def save_snapshot():
     step = int(snapshot["step"])
     if step not in [0, *list_checkpoints("last")]:
         writer.submit(write_checkpoints, snapshot).result()
-        with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends `tee` too
-            print_status(f"saved at step {step}")
+        print_status(f"saved at step {step}")
 
 
 def end_process(error):

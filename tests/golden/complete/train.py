@@ -539,7 +539,8 @@ def print_status(line, end="\n"):
         return
     if sys.stdout.isatty():
         line = f"\r\x1b[K{line}"
-    print(line, end=end)
+    with contextlib.suppress(BrokenPipeError):  # nobody reads the output: Ctrl-C ends `tee` too
+        print(line, end=end)
 
 
 def format_metrics(values):
@@ -635,8 +636,7 @@ def save_snapshot():
     step = int(snapshot["step"])
     if step not in [0, *list_checkpoints("last")]:
         writer.submit(write_checkpoints, snapshot).result()
-        with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends `tee` too
-            print_status(f"saved at step {step}")
+        print_status(f"saved at step {step}")
 
 
 def end_process(error):
