@@ -286,7 +286,7 @@ def test_signal_ends_a_run_whose_output_nobody_reads(complete_script, tmp_path):
     os.close(writer)
     wait_for_lines(tmp_path / "run", 4, process)
     os.close(reader)
-    time.sleep(1)  # the run goes on: it may print before it gets the signal
+    time.sleep(1)  # the run may print before it gets the signal
     process.send_signal(signal.SIGINT)
     try:
         assert process.wait(30) == 143
