@@ -1,6 +1,6 @@
 def run(argv=None):
     """Run `main`. If it raises, report why, and end the process with the exit code."""
-    # Print each line at once, also on terminals without × and █.
+    # Each line appears at once. A terminal without × and █ shows a question mark.
     sys.stdout.reconfigure(errors="replace", line_buffering=True)
     # {% if cookiecutter.__size == "complete" %}
     try:

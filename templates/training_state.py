@@ -24,7 +24,7 @@ def create_training_state():
     # {% endif %}
     with strategy.scope():
         # {% if cookiecutter.__schedule and cookiecutter.__size != "parameter_server" %}
-        state.step_in_graph = tf.Variable(0.0)  # exact up to 2**24 steps
+        state.step_in_graph = tf.Variable(0.0)  # float32: exact up to 2**24 steps
         # {% endif %}
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             # {% if cookiecutter.__schedule %}

@@ -293,7 +293,7 @@ def test_killed_server_is_requeued(server_project, start_job, slurm):
 @pytest.mark.long
 @needs_slurm
 def test_killed_worker_alone_is_restarted(server_project, start_job, slurm):
-    # The run may end first.
+    # If the run ends before the second start, the worker waits this long for a chief.
     write_variant(server_project / "train.py", server_project, "FINISHED_SECONDS = 1")
     job, run_dir = start_job(server_project, "--epochs", "200", lines=6, options=FOUR_TASKS)
     os.kill(find_task(run_dir, SECOND_WORKER), signal.SIGKILL)

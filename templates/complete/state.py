@@ -4,7 +4,7 @@ class State:
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
-    step_in_graph: tf.Variable | None = None  # counts within a loop too
+    step_in_graph: tf.Variable | None = None  # `step`, counted by loops; see Schedule
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
     micro_batch: tuple = (0, 1)  # index of the part of a batch being traced, number of parts

@@ -69,7 +69,7 @@ def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     swap_ema_weights()
     validated = validate(*validation_set)
-    best = {**state.snapshot, **copy_variables()[0]}
+    best = {**state.snapshot, **copy_variables()[0]}  # the model with its EMA
     del best["optimizer"]
     swap_ema_weights()
     if not math.isfinite(validated["loss"]):

@@ -17,7 +17,7 @@ def create_training_state(datasets, checkpoint):
         # Report now what can't be exported at the end of the run.
         export(Path(state.scratch, "export"), datasets["test"][0])
     with strategy.scope():
-        state.step_in_graph = tf.Variable(0.0)  # exact up to 2**24 steps
+        state.step_in_graph = tf.Variable(0.0)  # float32: exact up to 2**24 steps
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
         for each, its_optimizer in pair_optimizers():
             # In a traced step it would be too late to create variables (keras#23085).

@@ -177,7 +177,7 @@ class State:
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
-    step_in_graph: tf.Variable | None = None  # counts within a loop too
+    step_in_graph: tf.Variable | None = None  # `step`, counted by loops; see Schedule
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
     micro_batch: tuple = (0, 1)  # index of the part of a batch being traced, number of parts
@@ -1847,7 +1847,7 @@ def create_training_state(datasets, checkpoint):
         # Report now what can't be exported at the end of the run.
         export(Path(state.scratch, "export"), datasets["test"][0])
     with strategy.scope():
-        state.step_in_graph = tf.Variable(0.0)  # exact up to 2**24 steps
+        state.step_in_graph = tf.Variable(0.0)  # float32: exact up to 2**24 steps
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
         for each, its_optimizer in pair_optimizers():
             # In a traced step it would be too late to create variables (keras#23085).
@@ -1983,7 +1983,7 @@ def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     swap_ema_weights()
     validated = validate(*validation_set)
-    best = {**state.snapshot, **copy_variables()[0]}
+    best = {**state.snapshot, **copy_variables()[0]}  # the model with its EMA
     del best["optimizer"]
     swap_ema_weights()
     if not math.isfinite(validated["loss"]):
@@ -2191,7 +2191,7 @@ def main(argv=None):
 
 def run(argv=None):
     """Run `main`. If it raises, report why, and end the process with the exit code."""
-    # Print each line at once, also on terminals without × and █.
+    # Each line appears at once. A terminal without × and █ shows a question mark.
     sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
         main(argv)

@@ -1525,7 +1525,7 @@ def main(argv=None):
 
 def run(argv=None):
     """Run `main`. If it raises, report why, and end the process with the exit code."""
-    # Print each line at once, also on terminals without × and █.
+    # Each line appears at once. A terminal without × and █ shows a question mark.
     sys.stdout.reconfigure(errors="replace", line_buffering=True)
     error = None
     try:

@@ -131,7 +131,7 @@ class State:
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
-    step_in_graph: tf.Variable | None = None  # counts within a loop too
+    step_in_graph: tf.Variable | None = None  # `step`, counted by loops; see Schedule
 
 
 state = State()
@@ -1233,7 +1233,7 @@ def create_training_state():
     synchronize_batch_normalization()
     share_random_numbers()
     with strategy.scope():
-        state.step_in_graph = tf.Variable(0.0)  # exact up to 2**24 steps
+        state.step_in_graph = tf.Variable(0.0)  # float32: exact up to 2**24 steps
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             if its_optimizer and (config.schedule != "constant" or config.warmup_steps != 0):
                 peak = float(its_optimizer.learning_rate.numpy())
@@ -1410,7 +1410,7 @@ def main(argv=None):
 
 def run(argv=None):
     """Run `main`. If it raises, report why, and end the process with the exit code."""
-    # Print each line at once, also on terminals without × and █.
+    # Each line appears at once. A terminal without × and █ shows a question mark.
     sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
         main(argv)
