@@ -4,18 +4,26 @@ class Adam(keras.optimizers.Adam):
     Its state equals the state of Keras's Adam: each resumes the other's runs.
     """
 
+    def apply(self, *args):
+        # Once per update. For each variable, this would be a quarter of the time of small updates.
+        step = self.iterations + 1.0
+        self.beta1_power = self.beta_1**step
+        self.beta2_power = self.beta_2**step
+        super().apply(*args)
+
     def update_step(self, gradient, variable, learning_rate):
-        assert not self.amsgrad, "use keras.optimizers.Adam for amsgrad"
+        if self.amsgrad or variable.dtype != "float32":
+            # The operation has no amsgrad, and no bfloat16 on GPUs.
+            return super().update_step(gradient, variable, learning_rate)
         # Keras has no public way to find a variable's moments; its own optimizers use this one.
         index = self._get_variable_index(variable)
-        step = tf.cast(self.iterations + 1, variable.dtype)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=self._momentums[index].value.handle,
             v=self._velocities[index].value.handle,
-            beta1_power=self.beta_1**step,
-            beta2_power=self.beta_2**step,
-            lr=tf.cast(learning_rate, variable.dtype),
+            beta1_power=self.beta1_power,
+            beta2_power=self.beta2_power,
+            lr=learning_rate,
             beta1=self.beta_1,
             beta2=self.beta_2,
             epsilon=self.epsilon,

@@ -29,6 +29,13 @@ def read_tf_config():
     return addresses
 
 
+# {% if cookiecutter.__size == "essential" %}
+def barrier():
+    """Wait until all workers have called this."""
+    sum_over_workers(0)
+
+
+# {% endif %}
 def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
@@ -38,8 +45,3 @@ def sum_over_workers(numbers):
     )
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
-
-
-def barrier():
-    """Wait until all workers have called this."""
-    sum_over_workers(0)

@@ -14,7 +14,7 @@ def report_error(error):
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder")
     if not hasattr(error, "exit_code"):
-        sys.excepthook(type(error), error, error.__traceback__)
+        traceback.print_exception(error)
         return 1
     # {% if cookiecutter.__size == "parameter_server" %}
     stream = sys.stderr if error.exit_code else sys.stdout

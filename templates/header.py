@@ -52,6 +52,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import zlib
 from pathlib import Path
 
@@ -84,6 +85,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import zlib
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -109,6 +111,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import zlib
 from pathlib import Path
 

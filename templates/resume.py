@@ -1,15 +1,8 @@
 # Settings that a run keeps. Some are flags of the complete script, which may have started the run.
 FIXED_SETTINGS = (
-    "seed",
-    "global_batch_size",
-    "learning_rate",
-    "train_data",
-    "schedule",
-    "clip_norm",
-    "ema_momentum",
-    "warmup_steps",
-    "precision",
-)
+    "seed global_batch_size learning_rate train_data "
+    "schedule clip_norm ema_momentum warmup_steps precision"
+).split()
 
 
 def parse_log(text):
@@ -85,16 +78,10 @@ def load_adapted(train_split, checkpoint):
 def initialize_run_dir():
     """Write the files with which a run starts or resumes."""
     # {% if cookiecutter.__size == "essential" %}
-    if config.worker_index == 0:
-        write_run_files()
     check_shared(state.step)
-    # {% else %}
-    write_run_files()
-    check_shared_run_dir()
+    if config.worker_index > 0:
+        return
     # {% endif %}
-
-
-def write_run_files():
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
     kept = [json.dumps(line) + "\n" for line in lines if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
@@ -105,3 +92,6 @@ def write_run_files():
     leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "*")
     for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)
+    # {% if cookiecutter.__size == "parameter_server" %}
+    check_shared_run_dir()
+    # {% endif %}

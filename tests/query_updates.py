@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from tf_queries import begin_complete, create_model, load_script, local_values
+from tf_queries import begin, begin_complete, create_model, load_script, local_values
 
 # As float32 has them: 1 - 0.999 is 1.3e-5 less there.
 BETA_1 = float(np.float32(0.9))
@@ -243,6 +243,32 @@ def measure_errors(script, optimizer, weights, starts, expected):
         for variable, value, start in zip(variables, values, starting_values, strict=True):
             distance = float(np.abs(value - start).max())
             yield measure_error(script, variable, value) / distance
+
+
+def run_fallback(path, dtype, amsgrad):
+    """Return a variable's values after ten updates of 1, by the script's Adam and by Keras's."""
+    script = begin(path)
+    values = []
+    for kind in (script.Adam, script.keras.optimizers.Adam):
+        variable = script.keras.Variable(np.ones(3), dtype=dtype)
+        optimizer = kind(0.1, amsgrad=amsgrad)
+        optimizer.build([variable])
+        for _ in range(10):
+            optimizer.apply([tf.ones_like(variable.value)], [variable])
+        values.append(variable.numpy().astype(float).tolist())
+    return values
+
+
+def count_powers(path, variables, *flags):
+    """Return how many powers the graph of an update computes."""
+    script = begin(path, *flags)
+    with script.strategy.scope():
+        weights = [script.keras.Variable(np.ones(3, "float32")) for _ in range(variables)]
+        optimizer = script.Adam(0.1)
+        optimizer.build(weights)
+    run = create_update_function(script, optimizer, weights)
+    graph = run.get_concrete_function([tf.ones([3]) for _ in weights]).graph
+    return [operation.type for operation in graph.get_operations()].count("Pow")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -314,6 +314,23 @@ def test_initial_weights_without_a_checkpoint_are_rejected(path, complete_script
     assert_fails(outcome, 2, f"--init-checkpoint {path} is no run, checkpoint or .keras file")
 
 
+NAN_WEIGHTS = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, optimizer = original(strategy)
+    weight = model.trainable_variables[-1]
+    weight.assign(tf.fill(weight.shape, math.nan))
+    return model, optimizer
+"""
+
+
+def test_initial_weights_that_are_not_finite_are_rejected(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, NAN_WEIGHTS)
+    outcome = run_script(script, "--global-batch-size", "16")
+    assert_rejected(outcome, "a weight is not finite before the first step")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.long
 def test_resumed_run_does_not_load_initial_weights_again(complete_script, train_once, tmp_path):
     path = train_once(*SHORT)

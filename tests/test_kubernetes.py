@@ -129,6 +129,16 @@ def decide(rules, code, container="train", disrupted=False):
     return "Count"
 
 
+def read_variables(container):
+    """Return a container's environment variables as Kubernetes sets them."""
+    variables = {}
+    for pair in container.get("env", []):
+        resource = find(pair, "valueFrom.resourceFieldRef.resource")
+        value = find(container, f"resources.{resource}") if resource else pair.get("value")
+        variables[pair["name"]] = value
+    return variables
+
+
 class Manifest:
     """The documents of a manifest, and the parts that the rules are about."""
 
@@ -140,8 +150,7 @@ class Manifest:
         self.name = find(self.service, "metadata.name")
         self.command = self.container.get("command", [])
         self.rules = find(self.job, "spec.podFailurePolicy.rules", [])
-        pairs = self.container.get("env", [])
-        self.variables = {pair["name"]: pair.get("value") for pair in pairs}
+        self.variables = read_variables(self.container)
         volumes = self.pod.get("volumes", [])
         self.volumes = {volume["name"]: volume for volume in volumes}
         mounts = self.container.get("volumeMounts", [])
@@ -267,11 +276,13 @@ def check_resources(manifest):
     ]
     is_limited = all((measure(limits.get(x)) or 0) >= (measure(requests[x]) or 0) for x in requests)
     memory = measure(limits.get("memory")) or 0
+    threads = [manifest.variables.get(f"TF_NUM_{x}_THREADS") for x in ("INTRAOP", "INTEROP")]
     return {
         "quantities are valid": None not in sizes,
         "processors and memory are requested": set(requests) == {"cpu", "memory"},
         "processors and memory are limited": set(limits) >= {"cpu", "memory"},
         "limits are no less than requests": is_limited,
+        "threads are as many as processors": threads == [limits.get("cpu")] * 2,
         "NCCL's memory is in the limit": 0 < (measure(shared) or 0) < memory,
     }
 
@@ -484,6 +495,8 @@ MUTANTS = [
     (f"{CONTAINER}.env.0.value", "other"),
     (f"{CONTAINER}.env.1.value", "3"),
     (f"{CONTAINER}.env.1", ABSENT),
+    (f"{CONTAINER}.env.2", ABSENT),
+    (f"{CONTAINER}.env.3.valueFrom.resourceFieldRef.resource", "limits.memory"),
     (f"{CONTAINER}.ports.0.containerPort", 2223),
     (f"{CONTAINER}.resources.requests.cpu", "8"),
     (f"{CONTAINER}.resources.requests.memory", "8gb"),
@@ -539,7 +552,7 @@ def start_pod(text, index, folder):
     the folder."""
     job = read_documents(text)[2]
     container = job["spec"]["template"]["spec"]["containers"][0]
-    variables = {x["name"]: x["value"] for x in container["env"]}
+    variables = read_variables(container)
     variables["JOB_COMPLETION_INDEX"] = str(index)
     words = [expand(word, variables) for word in container["command"] + container["args"]]
     path = os.pathsep.join([str(folder), os.environ["PATH"]])

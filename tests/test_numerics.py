@@ -72,6 +72,24 @@ def test_adam_equals_numpy(task, replicas, arguments, projects):
     assert errors["Keras"] < 2e-5
 
 
+@pytest.mark.parametrize(
+    ("dtype", "amsgrad"),
+    [("bfloat16", False), pytest.param("float64", False, marks=LONG), ("float32", True)],
+)
+def test_adam_that_tensorflow_lacks_is_the_one_of_keras(dtype, amsgrad, essential_script):
+    ours, theirs = query("updates.run_fallback", essential_script, dtype, amsgrad)
+    assert ours == theirs
+    # In bfloat16, Keras's Adam rounds beta_2 to 1 and changes nothing.
+    assert max(ours) < 0.5 or dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_adam_computes_powers_once_per_update(replicas, essential_script):
+    flags = flags_of(replicas)
+    powers = query("updates.count_powers", essential_script, 20, *flags)
+    assert powers == 2 * replicas
+
+
 @pytest.mark.long
 def test_optimizers_of_script_and_keras_resume_each_other(essential_script, tmp_path):
     flags = ("--global-batch-size", "16", "--epochs")

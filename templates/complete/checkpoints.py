@@ -159,11 +159,18 @@ def restore(checkpoint, kinds=("model", "optimizer")):
 
 
 def restore_run(checkpoint):
-    """Restore the run from a checkpoint, if there is one, and take the first snapshot."""
+    """Restore the run from a checkpoint, if there is one, and take the first snapshot.
+
+    Raise WrongInput if a weight is not finite.
+    """
     if checkpoint:
         restore(checkpoint)
         state.step = int(checkpoint["step"])
         state.history = json.loads(checkpoint["history"][0])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
-    take_snapshot()
+    if not take_snapshot():
+        raise WrongInput(
+            "a weight is not finite before the first step; use another --init-checkpoint, or mend "
+            "create_model_and_optimizer"
+        )

@@ -57,7 +57,7 @@ def is_in_run_dir(error):
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     if not hasattr(error, "exit_code"):
-        sys.excepthook(type(error), error, error.__traceback__)
+        traceback.print_exception(error)
         return 1
     if isinstance(error, RunFinished):
         print_status(str(error))

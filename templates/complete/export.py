@@ -1,9 +1,8 @@
 def export_model(datasets):
     """Export the tested model to the run directory."""
-    if config.worker_index == 0:
-        export(run_path("export"), datasets["test"][0])
+    # The other workers wait: one that ends while others run would be reported as lost.
+    run_on_chief(export, run_path("export"), datasets["test"][0])
     print_status(f"written to {config.run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
-    barrier()  # a worker that ends while others run would be reported as lost
 
 
 def export(folder, examples):

@@ -1,16 +1,8 @@
 # Settings that a run keeps.
 FIXED_SETTINGS = (
-    "seed",
-    "global_batch_size",
-    "learning_rate",
-    "train_data",
-    "schedule",
-    "clip_norm",
-    "ema_momentum",
-    "warmup_steps",
-    "precision",
-    "init_checkpoint",
-)
+    "seed global_batch_size learning_rate train_data "
+    "schedule clip_norm ema_momentum warmup_steps precision init_checkpoint"
+).split()
 
 
 def read_log(folder=None):
@@ -52,10 +44,9 @@ def find_run():
 def check_run():
     """Raise WrongInput if hooks or settings have changed, or RunFinished at the end of the run."""
     check_edits()
-    names = list(FIXED_SETTINGS)
+    before = check_settings(FIXED_SETTINGS)
     if config.schedule != "constant":
-        names.append("epochs")  # the schedule ends with the last one
-    before = check_settings(names)
+        check_settings(["epochs"])  # the schedule ends with the last one
     lines = read_log()
     if lines:
         check_end(lines[-1], before)

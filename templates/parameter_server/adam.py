@@ -6,13 +6,15 @@ class Adam(keras.optimizers.Adam):
     """
 
     def update_step(self, gradient, variable, learning_rate):
-        assert not self.amsgrad, "use keras.optimizers.Adam for amsgrad"
+        if self.amsgrad or variable.dtype != "float32":
+            # The operation has no amsgrad, and no bfloat16 on GPUs.
+            gradient = tf.convert_to_tensor(gradient)
+            return super().update_step(gradient, variable, learning_rate)
         # Keras has no public way to find a variable's moments; its own optimizers use this one.
         index = self._get_variable_index(variable)
         first_moment = self._momentums[index].value
         second_moment = self._velocities[index].value
-        rate = tf.cast(learning_rate, variable.dtype)
-        step = tf.cast(self.iterations + 1, variable.dtype)
+        step = self.iterations + 1.0
         beta1_power = self.beta_1**step
         beta2_power = self.beta_2**step
         if not isinstance(gradient, tf.IndexedSlices):
@@ -22,20 +24,20 @@ class Adam(keras.optimizers.Adam):
                 v=second_moment.handle,
                 beta1_power=beta1_power,
                 beta2_power=beta2_power,
-                lr=rate,
+                lr=learning_rate,
                 beta1=self.beta_1,
                 beta2=self.beta_2,
                 epsilon=self.epsilon,
                 grad=gradient,
                 use_locking=True,  # several workers update it
             )
-            return
+            return None
         # No operation updates only the rows of an embedding that the gradient has.
         rows = gradient.values
         index = gradient.indices
         first = self.beta_1 * tf.gather(first_moment, index) + (1 - self.beta_1) * rows
         second = self.beta_2 * tf.gather(second_moment, index) + (1 - self.beta_2) * rows**2
-        rate = rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+        rate = learning_rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
         change = rate * first / (tf.sqrt(second) + self.epsilon)
         variable.scatter_sub(tf.IndexedSlices(change, index))
         first_moment.scatter_update(tf.IndexedSlices(first, index))

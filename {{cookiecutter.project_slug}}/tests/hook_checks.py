@@ -613,7 +613,7 @@ def list_losses(labels, predictions):
 
 @contextlib.contextmanager
 def record_gathering():
-    """Yield a list that is not empty if a loss gathers the global batch (all_gather).
+    """Yield a list that is not empty if a loss reads the batches of all replicas.
 
     Such a loss may depend on other examples: it is the same on any number of replicas.
     """
@@ -623,7 +623,12 @@ def record_gathering():
         calls.append(value)
         return value
 
-    with replace(tf.distribute.ReplicaContext, "all_gather", gather):
+    def reduce(self, reduce_op, value, options=None):
+        calls.append(value)
+        return value
+
+    context = tf.distribute.ReplicaContext
+    with replace(context, "all_gather", gather), replace(context, "all_reduce", reduce):
         yield calls
 
 
