@@ -34,6 +34,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import zlib
 from pathlib import Path
 
@@ -700,11 +701,6 @@ def sum_over_workers(numbers):
     return total * config.workers // config.replicas  # each worker's replicas have the same
 
 
-def barrier():
-    """Wait until all workers have called this."""
-    sum_over_workers(0)
-
-
 def wait_for_workers(addresses):
     """Wait until all workers have connected to the chief's address in TF_CONFIG.
 
@@ -1079,18 +1075,26 @@ class Adam(keras.optimizers.Adam):
     Its state equals the state of Keras's Adam: each resumes the other's runs.
     """
 
+    def apply(self, *args):
+        # Once per update. For each variable, this would be a quarter of the time of small updates.
+        step = self.iterations + 1.0
+        self.beta1_power = self.beta_1**step
+        self.beta2_power = self.beta_2**step
+        super().apply(*args)
+
     def update_step(self, gradient, variable, learning_rate):
-        assert not self.amsgrad, "use keras.optimizers.Adam for amsgrad"
+        if self.amsgrad or variable.dtype != "float32":
+            # The operation has no amsgrad, and no bfloat16 on GPUs.
+            return super().update_step(gradient, variable, learning_rate)
         # Keras has no public way to find a variable's moments; its own optimizers use this one.
         index = self._get_variable_index(variable)
-        step = tf.cast(self.iterations + 1, variable.dtype)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=self._momentums[index].value.handle,
             v=self._velocities[index].value.handle,
-            beta1_power=self.beta_1**step,
-            beta2_power=self.beta_2**step,
-            lr=tf.cast(learning_rate, variable.dtype),
+            beta1_power=self.beta1_power,
+            beta2_power=self.beta2_power,
+            lr=learning_rate,
             beta1=self.beta_1,
             beta2=self.beta_2,
             epsilon=self.epsilon,
@@ -1381,14 +1385,21 @@ def restore(checkpoint, kinds=("model", "optimizer")):
 
 
 def restore_run(checkpoint):
-    """Restore the run from a checkpoint, if there is one, and take the first snapshot."""
+    """Restore the run from a checkpoint, if there is one, and take the first snapshot.
+
+    Raise WrongInput if a weight is not finite.
+    """
     if checkpoint:
         restore(checkpoint)
         state.step = int(checkpoint["step"])
         state.history = json.loads(checkpoint["history"][0])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
-    take_snapshot()
+    if not take_snapshot():
+        raise WrongInput(
+            "a weight is not finite before the first step; use another --init-checkpoint, or mend "
+            "create_model_and_optimizer"
+        )
 
 
 def share_random_numbers():
@@ -1618,17 +1629,9 @@ def create_summary_writer(split):
 
 # Settings that a run keeps.
 FIXED_SETTINGS = (
-    "seed",
-    "global_batch_size",
-    "learning_rate",
-    "train_data",
-    "schedule",
-    "clip_norm",
-    "ema_momentum",
-    "warmup_steps",
-    "precision",
-    "init_checkpoint",
-)
+    "seed global_batch_size learning_rate train_data "
+    "schedule clip_norm ema_momentum warmup_steps precision init_checkpoint"
+).split()
 
 
 def read_log(folder=None):
@@ -1670,10 +1673,9 @@ def find_run():
 def check_run():
     """Raise WrongInput if hooks or settings have changed, or RunFinished at the end of the run."""
     check_edits()
-    names = list(FIXED_SETTINGS)
+    before = check_settings(FIXED_SETTINGS)
     if config.schedule != "constant":
-        names.append("epochs")  # the schedule ends with the last one
-    before = check_settings(names)
+        check_settings(["epochs"])  # the schedule ends with the last one
     lines = read_log()
     if lines:
         check_end(lines[-1], before)
@@ -1777,10 +1779,9 @@ def write_run_files():
 
 def export_model(datasets):
     """Export the tested model to the run directory."""
-    if config.worker_index == 0:
-        export(run_path("export"), datasets["test"][0])
+    # The other workers wait: one that ends while others run would be reported as lost.
+    run_on_chief(export, run_path("export"), datasets["test"][0])
     print_status(f"written to {config.run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
-    barrier()  # a worker that ends while others run would be reported as lost
 
 
 def export(folder, examples):
@@ -2135,7 +2136,7 @@ def is_in_run_dir(error):
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     if not hasattr(error, "exit_code"):
-        sys.excepthook(type(error), error, error.__traceback__)
+        traceback.print_exception(error)
         return 1
     if isinstance(error, RunFinished):
         print_status(str(error))

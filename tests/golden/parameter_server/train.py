@@ -30,6 +30,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import zlib
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -966,13 +967,15 @@ class Adam(keras.optimizers.Adam):
     """
 
     def update_step(self, gradient, variable, learning_rate):
-        assert not self.amsgrad, "use keras.optimizers.Adam for amsgrad"
+        if self.amsgrad or variable.dtype != "float32":
+            # The operation has no amsgrad, and no bfloat16 on GPUs.
+            gradient = tf.convert_to_tensor(gradient)
+            return super().update_step(gradient, variable, learning_rate)
         # Keras has no public way to find a variable's moments; its own optimizers use this one.
         index = self._get_variable_index(variable)
         first_moment = self._momentums[index].value
         second_moment = self._velocities[index].value
-        rate = tf.cast(learning_rate, variable.dtype)
-        step = tf.cast(self.iterations + 1, variable.dtype)
+        step = self.iterations + 1.0
         beta1_power = self.beta_1**step
         beta2_power = self.beta_2**step
         if not isinstance(gradient, tf.IndexedSlices):
@@ -982,20 +985,20 @@ class Adam(keras.optimizers.Adam):
                 v=second_moment.handle,
                 beta1_power=beta1_power,
                 beta2_power=beta2_power,
-                lr=rate,
+                lr=learning_rate,
                 beta1=self.beta_1,
                 beta2=self.beta_2,
                 epsilon=self.epsilon,
                 grad=gradient,
                 use_locking=True,  # several workers update it
             )
-            return
+            return None
         # No operation updates only the rows of an embedding that the gradient has.
         rows = gradient.values
         index = gradient.indices
         first = self.beta_1 * tf.gather(first_moment, index) + (1 - self.beta_1) * rows
         second = self.beta_2 * tf.gather(second_moment, index) + (1 - self.beta_2) * rows**2
-        rate = rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+        rate = learning_rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
         change = rate * first / (tf.sqrt(second) + self.epsilon)
         variable.scatter_sub(tf.IndexedSlices(change, index))
         first_moment.scatter_update(tf.IndexedSlices(first, index))
@@ -1204,16 +1207,9 @@ def create_summary_writer(split):
 
 # Settings that a run keeps. Some are flags of the complete script, which may have started the run.
 FIXED_SETTINGS = (
-    "seed",
-    "global_batch_size",
-    "learning_rate",
-    "train_data",
-    "schedule",
-    "clip_norm",
-    "ema_momentum",
-    "warmup_steps",
-    "precision",
-)
+    "seed global_batch_size learning_rate train_data "
+    "schedule clip_norm ema_momentum warmup_steps precision"
+).split()
 
 
 def parse_log(text):
@@ -1266,11 +1262,6 @@ def load_adapted(train_split, checkpoint):
 
 def initialize_run_dir():
     """Write the files with which a run starts or resumes."""
-    write_run_files()
-    check_shared_run_dir()
-
-
-def write_run_files():
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
     kept = [json.dumps(line) + "\n" for line in lines if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
@@ -1281,6 +1272,7 @@ def write_run_files():
     leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "*")
     for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)
+    check_shared_run_dir()
 
 
 def export_model(datasets):
@@ -1473,7 +1465,7 @@ def report_error(error):
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder")
     if not hasattr(error, "exit_code"):
-        sys.excepthook(type(error), error, error.__traceback__)
+        traceback.print_exception(error)
         return 1
     stream = sys.stderr if error.exit_code else sys.stdout
     print(f"train.py: {error.label}:", *str(error).split(), file=stream)
