@@ -249,7 +249,11 @@ def run_fallback(path, dtype, amsgrad):
     """Return a variable's values after ten updates of 1, by the script's Adam and by Keras's."""
     script = begin(path)
     values = []
-    for kind in (script.Adam, script.keras.optimizers.Adam):
+    kinds = (
+        script.Adam,
+        script.keras.optimizers.Adam,
+    )
+    for kind in kinds:
         variable = script.keras.Variable(np.ones(3), dtype=dtype)
         optimizer = kind(0.1, amsgrad=amsgrad)
         optimizer.build([variable])
@@ -267,8 +271,10 @@ def count_powers(path, variables, *flags):
         optimizer = script.Adam(0.1)
         optimizer.build(weights)
     run = create_update_function(script, optimizer, weights)
-    graph = run.get_concrete_function([tf.ones([3]) for _ in weights]).graph
-    return [operation.type for operation in graph.get_operations()].count("Pow")
+    gradients = [tf.ones([3]) for _ in weights]
+    graph = run.get_concrete_function(gradients).graph
+    types = [operation.type for operation in graph.get_operations()]
+    return types.count("Pow")
 
 
 # --------------------------------------------------------------------------------------------------
