@@ -362,6 +362,24 @@ def test_exception_in_a_hook_ends_the_other_worker(index, complete_script, tmp_p
     assert config["workers"] == 2
 
 
+# The export at the start, which shows errors of the hooks, is not of the run.
+FAILING_EXPORT = """
+@wraps_original
+def export(original, folder, examples):
+    if folder == run_path("export"):
+        raise OSError(28, "No space left on device", str(folder))
+    original(folder, examples)
+"""
+
+
+@pytest.mark.long
+def test_failed_export_ends_all_workers_with_one_message(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, FAILING_EXPORT)
+    workers = start_workers(script, WORKERS, *FLAGS)
+    for outcome in finish_all(workers, timeout=90):
+        assert_fails(outcome, 1, "the disk of")
+
+
 # --------------------------------------------------------------------------------------------------
 # A worker whose peer doesn't come
 # --------------------------------------------------------------------------------------------------

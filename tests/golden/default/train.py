@@ -774,7 +774,7 @@ class Adam(keras.optimizers.Adam):
     """
 
     def apply(self, *args):
-        # Once per update. For each variable, this would be a quarter of the time of small updates.
+        # Once per update: for each variable, it was a fifth of an update of 400 small variables.
         step = self.iterations + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step
