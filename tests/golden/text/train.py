@@ -836,12 +836,12 @@ class Adam(keras.optimizers.Adam):
     Its state equals the state of Keras's Adam: each resumes the other's runs.
     """
 
-    def apply(self, *args):
+    def apply(self, grads, trainable_variables=None):
         # Once per update: for each variable, it was a fifth of an update of 400 small variables.
         step = self.iterations + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step
-        super().apply(*args)
+        super().apply(grads, trainable_variables)
 
     def update_step(self, gradient, variable, learning_rate):
         if self.amsgrad or variable.dtype != "float32":
