@@ -5,7 +5,7 @@ class Adam(keras.optimizers.Adam):
     """
 
     def apply(self, grads, trainable_variables=None):
-        # Once per update: for each variable, it was a fifth of an update of 400 small variables.
+        # Once per update: `update_step` is called for each variable, and would compute them again.
         step = self.iterations + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step

@@ -1,8 +1,8 @@
 # Settings that a run keeps. Some are flags of the complete script, which may have started the run.
-FIXED_SETTINGS = (
-    "seed global_batch_size learning_rate train_data "
-    "schedule clip_norm ema_momentum warmup_steps precision"
-).split()
+FIXED_SETTINGS = """
+    seed global_batch_size learning_rate train_data
+    schedule clip_norm ema_momentum warmup_steps precision
+""".split()
 
 
 def parse_log(text):

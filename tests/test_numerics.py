@@ -76,7 +76,7 @@ def test_adam_equals_numpy(task, replicas, arguments, projects):
     ("dtype", "amsgrad"),
     [("bfloat16", False), pytest.param("float64", False, marks=LONG), ("float32", True)],
 )
-def test_adam_that_tensorflow_lacks_is_the_one_of_keras(dtype, amsgrad, essential_script):
+def test_adam_falls_back_to_the_one_of_keras(dtype, amsgrad, essential_script):
     ours, theirs = query("updates.run_fallback", essential_script, dtype, amsgrad)
     assert ours == theirs
     # In bfloat16, Keras's Adam rounds beta_2 to 1 and changes nothing.

@@ -1,8 +1,8 @@
 # Settings that a run keeps.
-FIXED_SETTINGS = (
-    "seed global_batch_size learning_rate train_data "
-    "schedule clip_norm ema_momentum warmup_steps precision init_checkpoint"
-).split()
+FIXED_SETTINGS = """
+    seed global_batch_size learning_rate train_data
+    schedule clip_norm ema_momentum warmup_steps precision init_checkpoint
+""".split()
 
 
 def read_log(folder=None):

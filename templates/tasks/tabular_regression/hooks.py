@@ -7,7 +7,7 @@ def create_datasets():
     features, targets = load_diabetes(return_X_y=True, scaled=False)
     features = features.astype("float32")
     targets = targets[:, None].astype("float32")
-    order = np.random.default_rng(0).permutation(442)  # doesn't depend on --seed
+    order = np.random.default_rng(0).permutation(len(features))  # doesn't depend on --seed
     splits = np.split(order, [310, 376])  # 70 %, 15 %, 15 %
     return [tf.data.Dataset.from_tensor_slices((features[i], targets[i])) for i in splits]
 

@@ -1076,7 +1076,7 @@ class Adam(keras.optimizers.Adam):
     """
 
     def apply(self, grads, trainable_variables=None):
-        # Once per update: for each variable, it was a fifth of an update of 400 small variables.
+        # Once per update: `update_step` is called for each variable, and would compute them again.
         step = self.iterations + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step
@@ -1628,10 +1628,10 @@ def create_summary_writer(split):
 
 
 # Settings that a run keeps.
-FIXED_SETTINGS = (
-    "seed global_batch_size learning_rate train_data "
-    "schedule clip_norm ema_momentum warmup_steps precision init_checkpoint"
-).split()
+FIXED_SETTINGS = """
+    seed global_batch_size learning_rate train_data
+    schedule clip_norm ema_momentum warmup_steps precision init_checkpoint
+""".split()
 
 
 def read_log(folder=None):

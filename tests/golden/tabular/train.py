@@ -151,7 +151,7 @@ def create_datasets():
     features, targets = load_diabetes(return_X_y=True, scaled=False)
     features = features.astype("float32")
     targets = targets[:, None].astype("float32")
-    order = np.random.default_rng(0).permutation(442)  # doesn't depend on --seed
+    order = np.random.default_rng(0).permutation(len(features))  # doesn't depend on --seed
     splits = np.split(order, [310, 376])  # 70 %, 15 %, 15 %
     return [tf.data.Dataset.from_tensor_slices((features[i], targets[i])) for i in splits]
 
@@ -773,7 +773,7 @@ class Adam(keras.optimizers.Adam):
     """
 
     def apply(self, grads, trainable_variables=None):
-        # Once per update: for each variable, it was a fifth of an update of 400 small variables.
+        # Once per update: `update_step` is called for each variable, and would compute them again.
         step = self.iterations + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step
@@ -1032,10 +1032,10 @@ def create_summary_writer(split):
 
 
 # Settings that a run keeps. Some are flags of the complete script, which may have started the run.
-FIXED_SETTINGS = (
-    "seed global_batch_size learning_rate train_data "
-    "schedule clip_norm ema_momentum warmup_steps precision"
-).split()
+FIXED_SETTINGS = """
+    seed global_batch_size learning_rate train_data
+    schedule clip_norm ema_momentum warmup_steps precision
+""".split()
 
 
 def parse_log(text):

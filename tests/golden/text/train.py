@@ -837,7 +837,7 @@ class Adam(keras.optimizers.Adam):
     """
 
     def apply(self, grads, trainable_variables=None):
-        # Once per update: for each variable, it was a fifth of an update of 400 small variables.
+        # Once per update: `update_step` is called for each variable, and would compute them again.
         step = self.iterations + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step
@@ -1119,10 +1119,10 @@ def create_summary_writer(split):
 
 
 # Settings that a run keeps. Some are flags of the complete script, which may have started the run.
-FIXED_SETTINGS = (
-    "seed global_batch_size learning_rate train_data "
-    "schedule clip_norm ema_momentum warmup_steps precision"
-).split()
+FIXED_SETTINGS = """
+    seed global_batch_size learning_rate train_data
+    schedule clip_norm ema_momentum warmup_steps precision
+""".split()
 
 
 def parse_log(text):
