@@ -1,8 +1,16 @@
 def read_tf_config():
+    # {% if cookiecutter.__size == "complete" %}
     """Return the addresses of all workers, the chief's first, and set this worker's index."""
+    # {% else %}
+    """Set the number of workers and this worker's index."""
+    # {% endif %}
     if os.environ.get("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
+        # {% if cookiecutter.__size == "complete" %}
         return ["localhost"]
+        # {% else %}
+        return
+        # {% endif %}
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
         # {% if cookiecutter.__size == "complete" %}
@@ -24,9 +32,13 @@ def read_tf_config():
     except Exception as error:
         # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
         # TF_CONFIG that is no JSON, or has other keys or types.
-        example = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
-        raise WrongInput(f"TF_CONFIG: {error}; use a value such as {example}") from error
+        raise WrongInput(
+            f"TF_CONFIG: {error}; use a value such as "
+            '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+        ) from error
+    # {% if cookiecutter.__size == "complete" %}
     return addresses
+    # {% endif %}
 
 
 # {% if cookiecutter.__size == "essential" %}

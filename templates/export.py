@@ -25,8 +25,10 @@ def export(folder, examples):
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
-    for each in copies:
-        archive.track(each)
+    # TensorFlow exports a lookup table only if the archive tracks it.
+    for each in gc.get_objects():
+        if isinstance(each, tf.saved_model.experimental.TrackableResource):
+            archive.track(each)
     archive.add_endpoint("serve", create_serving_function(copies, example))
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)

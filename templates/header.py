@@ -43,6 +43,7 @@ import json
 import math
 import os
 import pickle
+import platform
 import re
 import shutil
 import signal
@@ -62,10 +63,12 @@ def exit_process(code):
     os._exit(code)
 
 
+# {% include "on_signals.py" %}
+
+
 if __name__ == "__main__":
     # NumPy's import would catch an exception, so a signal during the imports ends the process.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: exit_process(143))
+    on_signals(lambda *_: exit_process(143))
 
 # {% elif cookiecutter.__size == "parameter_server" %}
 import argparse
@@ -78,6 +81,7 @@ import gc
 import json
 import math
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -96,6 +100,9 @@ def exit_process(code):
     os._exit(code)
 
 
+# {% include "on_signals.py" %}
+
+
 # {% else %}
 import argparse
 import dataclasses
@@ -105,6 +112,7 @@ import gc
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import signal
@@ -121,10 +129,13 @@ def exit_process(code):
     os._exit(code)
 
 
+# {% include "on_signals.py" %}
+
+
 # {% endif %}
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
-gc.set_threshold(50_000)  # the default of 700 costs a seventh of the time to the first step
+gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr = os.dup(2)
@@ -135,3 +146,4 @@ try:
     import tensorflow as tf
 finally:
     os.dup2(stderr, 2)
+gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects

@@ -32,10 +32,12 @@ def choose_strategy():
 
 def create_strategy():
     """Read TF_CONFIG and return the strategy. Set the fields of `config` that depend on it."""
-    addresses = read_tf_config()
     # {% if cookiecutter.__size == "complete" %}
+    addresses = read_tf_config()
     if config.mode == "continuous_evaluate" and config.workers > 1:
         raise WrongInput("--mode continuous_evaluate is for one worker; unset TF_CONFIG")
+    # {% else %}
+    read_tf_config()
     # {% endif %}
     if config.workers > 1 and config.replicas:
         raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
@@ -43,10 +45,14 @@ def create_strategy():
     name = choose_strategy()
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers.
-        options = {"arithmetic_optimization": False, "remapping": False}
-        tf.config.optimizer.set_experimental_options(options)
+        tf.config.optimizer.set_experimental_options(
+            {"arithmetic_optimization": False, "remapping": False}
+        )
     if name == "multi_worker":
-        created = create_multi_worker_strategy(addresses)
+        # {% if cookiecutter.__size == "complete" %}
+        wait_for_workers(addresses)
+        # {% endif %}
+        created = create_multi_worker_strategy()
     elif name == "tpu":
         created = tf.distribute.TPUStrategy(
             tf.distribute.cluster_resolver.TPUClusterResolver.connect(
@@ -60,10 +66,7 @@ def create_strategy():
     return created
 
 
-def create_multi_worker_strategy(addresses):
-    # {% if cookiecutter.__size == "complete" %}
-    wait_for_workers(addresses)
-    # {% endif %}
+def create_multi_worker_strategy():
     # TensorFlow now waits for the other workers, and no Python handler would be called.
     on_signals(signal.SIG_DFL)
     # TensorFlow's "AUTO" would be RING on GPUs too.

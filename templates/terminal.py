@@ -21,8 +21,7 @@ def format_metrics(values):
     # {% else %}
     others = "step epoch split learning_rate examples_per_second".split()
     # {% endif %}
-    shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
-    return " ".join(shown)
+    return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
 
 
 def print_progress(trained):

@@ -23,7 +23,7 @@ def train_epochs(train_set, validation_set):
         # {% else %}
         is_stopped = sum_over_workers(len(signals)) > 0
         # {% endif %}
-        if is_stopped or (is_checkpoint_due(first_step) and not is_end_of_epoch()):
+        if is_stopped:
             save("last")
         elif is_end_of_epoch():
             finish_epoch(validation_set, trained)
@@ -31,6 +31,8 @@ def train_epochs(train_set, validation_set):
             # Workers that got the signal end soon, so another loop may have none.
             is_stopped = bool(signals)
             # {% endif %}
+        elif is_checkpoint_due(first_step):
+            save("last")
         if is_stopped:
             raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
 

@@ -118,6 +118,12 @@ def predict_first_examples(run_dir):
     return as_lists(predictions), as_lists(keras_predictions)
 
 
+def serve_inputs(run_dir, inputs):
+    """Return what the SavedModel of a run predicts for some lists of integers."""
+    saved_model = tf.saved_model.load(str(Path(run_dir, "export")))
+    return as_lists([saved_model.serve(tf.constant(each)) for each in inputs])
+
+
 def as_lists(structure):
     """Return a structure of tensors as one of lists."""
 

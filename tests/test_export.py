@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 
+import numpy as np
 import pytest
 from rendering import TASKS
 from running import (
@@ -89,6 +90,28 @@ def test_export_errors_are_reported_at_startup(code, what, written, complete_scr
     if what == "a SavedModel":
         assert "saved_model.pb" not in os.listdir(run_dir / "export")
     assert "is finished" in train(script, *ONE_EPOCH)
+
+
+# Only `preprocess` uses the table: no model has it as an attribute.
+USES_LOOKUP_TABLE = """
+@functools.cache
+def create_lookup():
+    with tf.init_scope():
+        return keras.layers.IntegerLookup(vocabulary=[*range(17)])
+
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return tf.cast(create_lookup()(images), tf.float32), labels
+"""
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+def test_export_has_the_lookup_table_of_preprocess(size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, USES_LOOKUP_TABLE)
+    train(script, *ONE_EPOCH)
+    served, expected = query("runs.predict_first_examples", tmp_path / "run")
+    np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.long

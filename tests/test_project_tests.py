@@ -548,7 +548,7 @@ def end_epoch(history):
     "lookup-table-of-each-call": (
         return_batch(before="images = keras.layers.IntegerLookup(vocabulary=[*range(17)])(images)"),
         "create_serving_function",
-        ["lookup table", "make it an attribute of the model"],
+        ["lookup table", "create it once"],
     ),
     "adapt-without-dict": (
         return_adapted("[1.0]"),

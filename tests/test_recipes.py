@@ -10,9 +10,10 @@ import os
 import random
 import re
 
+import numpy as np
 import pytest
 from rendering import SIZES, TEMPLATE, assert_ruff_clean
-from running import SEED, read_metrics, run_project_tests, run_script, train
+from running import SEED, query, read_metrics, run_project_tests, run_script, train
 from variants import apply_blocks
 
 FOLDER = TEMPLATE / "docs" / "recipes"
@@ -144,3 +145,18 @@ def test_export_of_image_files_takes_their_bytes(create_project):
     outcome = run_script(project / "predict.py", *files)
     assert (outcome.code, outcome.errors) == (0, "")
     assert outcome.output.count("3") > 30
+
+
+@pytest.mark.long
+def test_export_takes_sequences_of_any_length(create_project):
+    size = random.Random(f"{SEED} lengths").choice(SIZES)
+    project = create_project("unequal_lengths", size)
+    train_recipe(project, "unequal_lengths")
+    sequence = [1, 9, 17]
+    padded = sequence + [0] * 97
+    one, other = query(
+        "runs.serve_inputs",
+        project / "run",
+        [[sequence], [padded]],
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -27,8 +27,10 @@ def export(folder, examples):
         if b"PyFunc" in graph.SerializeToString():
             raise ValueError("`preprocess` or the model runs Python, which can't be saved")
         archive = keras.export.ExportArchive()
-        for each in copies:
-            archive.track(each)
+        # TensorFlow exports a lookup table only if the archive tracks it.
+        for each in gc.get_objects():
+            if isinstance(each, tf.saved_model.experimental.TrackableResource):
+                archive.track(each)
         archive.add_endpoint("serve", serve)
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):

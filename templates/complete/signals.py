@@ -1,9 +1,6 @@
 process_is_ending = threading.Lock()  # held by the thread that ends the process
 
 
-# {% include "on_signals.py" %}
-
-
 def listen_for_signals():
     """End the process on SIGINT or SIGTERM at any moment.
 

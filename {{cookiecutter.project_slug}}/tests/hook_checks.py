@@ -5,6 +5,7 @@ A check is a generator. It yields problems: what is wrong with the hook, and wha
 
 import contextlib
 import functools
+import gc
 import inspect
 import json
 import math
@@ -897,23 +898,24 @@ def may_repeat(indices):
 
 
 def check_serving_function():
-    """Check that the exported model has the lookup tables that its function uses."""
+    """Check that lookup tables of the exported function exist when it is exported."""
     create_training_state()
     models = tf.nest.flatten(train.model)
     example = next(iter(fetch_batches(read_examples(2).batch(1))))
     archive = keras.export.ExportArchive()
-    for model in models:
-        archive.track(model)
     try:
+        for each in gc.get_objects():
+            if isinstance(each, tf.saved_model.experimental.TrackableResource):
+                archive.track(each)
         archive.add_endpoint("serve", train.create_serving_function(models, example))
         with tempfile.TemporaryDirectory() as folder:
             archive.write_out(folder, verbose=False)
     except Exception as error:  # others are found by the test of the export
         if "untracked" in str(error):
             yield (
-                "uses a lookup table or another resource that the exported model doesn't have; in "
-                "`preprocess`, use one that is created once, and make it an attribute of the "
-                "model, such as model.lookup = create_lookup()"
+                "uses a lookup table or another resource that can't be exported, because it was "
+                "created in the function; create it once, such as in a function with "
+                "@functools.cache"
             )
 
 

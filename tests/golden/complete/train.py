@@ -25,6 +25,7 @@ import json
 import math
 import os
 import pickle
+import platform
 import re
 import shutil
 import signal
@@ -44,14 +45,18 @@ def exit_process(code):
     os._exit(code)
 
 
+def on_signals(handler):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
 if __name__ == "__main__":
     # NumPy's import would catch an exception, so a signal during the imports ends the process.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: exit_process(143))
+    on_signals(lambda *_: exit_process(143))
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
-gc.set_threshold(50_000)  # the default of 700 costs a seventh of the time to the first step
+gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr = os.dup(2)
@@ -62,6 +67,7 @@ try:
     import tensorflow as tf
 finally:
     os.dup2(stderr, 2)
+gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
 
 # 2. Globals: assigned in `main`, read by hooks and steps ------------------------------------------
 
@@ -238,8 +244,7 @@ def preprocess(batch, seeds, training):
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
     function of --seed, epoch (from 0; 0 in evaluation) and position: draw random numbers from
-    `seeds` only. Make a lookup table an attribute of the model when you create the model: then it
-    is exported, too.
+    `seeds` only.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -547,8 +552,7 @@ def print_status(line, end="\n"):
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
     others = "step epoch split examples_per_second gradient_norm input_wait".split()
-    shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
-    return " ".join(shown)
+    return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
 
 
 def print_progress(trained):
@@ -602,11 +606,6 @@ def check_steps():
 
 
 process_is_ending = threading.Lock()  # held by the thread that ends the process
-
-
-def on_signals(handler):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
 
 
 def listen_for_signals():
@@ -685,8 +684,10 @@ def read_tf_config():
     except Exception as error:
         # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
         # TF_CONFIG that is no JSON, or has other keys or types.
-        example = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
-        raise WrongInput(f"TF_CONFIG: {error}; use a value such as {example}") from error
+        raise WrongInput(
+            f"TF_CONFIG: {error}; use a value such as "
+            '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+        ) from error
     return addresses
 
 
@@ -844,10 +845,12 @@ def create_strategy():
     name = choose_strategy()
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers.
-        options = {"arithmetic_optimization": False, "remapping": False}
-        tf.config.optimizer.set_experimental_options(options)
+        tf.config.optimizer.set_experimental_options(
+            {"arithmetic_optimization": False, "remapping": False}
+        )
     if name == "multi_worker":
-        created = create_multi_worker_strategy(addresses)
+        wait_for_workers(addresses)
+        created = create_multi_worker_strategy()
     elif name == "tpu":
         created = tf.distribute.TPUStrategy(
             tf.distribute.cluster_resolver.TPUClusterResolver.connect(
@@ -861,8 +864,7 @@ def create_strategy():
     return created
 
 
-def create_multi_worker_strategy(addresses):
-    wait_for_workers(addresses)
+def create_multi_worker_strategy():
     # TensorFlow now waits for the other workers, and no Python handler would be called.
     on_signals(signal.SIG_DFL)
     # TensorFlow's "AUTO" would be RING on GPUs too.
@@ -1411,11 +1413,12 @@ def share_random_numbers():
     """
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    for name in (
-        "stateless_random_uniform_v2",
-        "stateless_random_uniform_int_v2",
-        "stateless_random_normal_v2",
-    ):
+    names = """
+        stateless_random_uniform_v2
+        stateless_random_uniform_int_v2
+        stateless_random_normal_v2
+    """.split()
+    for name in names:
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
         setattr(operations, name, functools.partial(draw_part, draw))
 
@@ -1600,7 +1603,7 @@ def describe_run():
         **dataclasses.asdict(config),
         "git_commit": git.stdout.strip() or None,
         "versions": {
-            "python": sys.version.split()[0],
+            "python": platform.python_version(),
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
             "numpy": np.__version__,
@@ -1806,8 +1809,10 @@ def export(folder, examples):
         if b"PyFunc" in graph.SerializeToString():
             raise ValueError("`preprocess` or the model runs Python, which can't be saved")
         archive = keras.export.ExportArchive()
-        for each in copies:
-            archive.track(each)
+        # TensorFlow exports a lookup table only if the archive tracks it.
+        for each in gc.get_objects():
+            if isinstance(each, tf.saved_model.experimental.TrackableResource):
+                archive.track(each)
         archive.add_endpoint("serve", serve)
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):

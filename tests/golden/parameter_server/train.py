@@ -23,6 +23,7 @@ import gc
 import json
 import math
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -41,9 +42,14 @@ def exit_process(code):
     os._exit(code)
 
 
+def on_signals(handler):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
-gc.set_threshold(50_000)  # the default of 700 costs a seventh of the time to the first step
+gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr = os.dup(2)
@@ -54,6 +60,7 @@ try:
     import tensorflow as tf
 finally:
     os.dup2(stderr, 2)
+gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
 
 # 2. Globals: assigned in `main`, read by hooks and steps ------------------------------------------
 
@@ -178,8 +185,7 @@ def preprocess(batch, seeds, training):
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
     function of --seed, epoch (from 0; 0 in evaluation) and position: draw random numbers from
-    `seeds` only. Make a lookup table an attribute of the model when you create the model: then it
-    is exported, too.
+    `seeds` only.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -538,8 +544,7 @@ def print_status(line, end="\n"):
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
     others = "step epoch split learning_rate examples_per_second".split()
-    shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
-    return " ".join(shown)
+    return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
 
 
 def print_progress(trained):
@@ -573,11 +578,6 @@ def raise_wrong_input(message):
 
 GRACE_SECONDS = 20  # after a signal, for the steps under way
 signals: list = []  # received by this task
-
-
-def on_signals(handler):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
 
 
 def exit_on_signals():
@@ -1180,7 +1180,7 @@ def describe_run():
         **dataclasses.asdict(config),
         "git_commit": git.stdout.strip() or None,
         "versions": {
-            "python": sys.version.split()[0],
+            "python": platform.python_version(),
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
             "numpy": np.__version__,
@@ -1294,8 +1294,10 @@ def export(folder, examples):
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
-    for each in copies:
-        archive.track(each)
+    # TensorFlow exports a lookup table only if the archive tracks it.
+    for each in gc.get_objects():
+        if isinstance(each, tf.saved_model.experimental.TrackableResource):
+            archive.track(each)
     archive.add_endpoint("serve", create_serving_function(copies, example))
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -1366,12 +1368,14 @@ def train_epochs(train_set, validation_set):
         log("train", trained)
         print_progress(trained)
         is_stopped = bool(signals)
-        if is_stopped or (is_checkpoint_due(first_step) and not is_end_of_epoch()):
+        if is_stopped:
             save("last")
         elif is_end_of_epoch():
             finish_epoch(validation_set, trained)
             # Workers that got the signal end soon, so another loop may have none.
             is_stopped = bool(signals)
+        elif is_checkpoint_due(first_step):
+            save("last")
         if is_stopped:
             raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
 

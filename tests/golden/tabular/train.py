@@ -21,6 +21,7 @@ import gc
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import signal
@@ -37,9 +38,14 @@ def exit_process(code):
     os._exit(code)
 
 
+def on_signals(handler):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
-gc.set_threshold(50_000)  # the default of 700 costs a seventh of the time to the first step
+gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr = os.dup(2)
@@ -50,6 +56,7 @@ try:
     import tensorflow as tf
 finally:
     os.dup2(stderr, 2)
+gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
 
 # 2. Globals: assigned in `main`, read by hooks and steps ------------------------------------------
 
@@ -183,8 +190,7 @@ def preprocess(batch, seeds, training):
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
     function of --seed, epoch (from 0; 0 in evaluation) and position: draw random numbers from
-    `seeds` only. Make a lookup table an attribute of the model when you create the model: then it
-    is exported, too.
+    `seeds` only.
     """
     # TODO(you): parse, add noise. For an operation on single examples use tf.map_fn:
     #     features, targets = batch
@@ -453,8 +459,7 @@ def print_status(line, end="\n"):
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
     others = "step epoch split learning_rate examples_per_second".split()
-    shown = [f"{name} {value:.4f}" for name, value in values.items() if name not in others]
-    return " ".join(shown)
+    return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
 
 
 def print_progress(trained):
@@ -491,21 +496,16 @@ def raise_wrong_input(message):
 signals: list = []
 
 
-def on_signals(handler):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
-
-
 def exit_on_signals():
     """End without saving on SIGINT or SIGTERM, when the graph that is running returns."""
     on_signals(lambda *_: exit_process(143))
 
 
 def read_tf_config():
-    """Return the addresses of all workers, the chief's first, and set this worker's index."""
+    """Set the number of workers and this worker's index."""
     if os.environ.get("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
-        return ["localhost"]
+        return
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
         cluster = resolver.cluster_spec()
@@ -519,9 +519,10 @@ def read_tf_config():
     except Exception as error:
         # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
         # TF_CONFIG that is no JSON, or has other keys or types.
-        example = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
-        raise WrongInput(f"TF_CONFIG: {error}; use a value such as {example}") from error
-    return addresses
+        raise WrongInput(
+            f"TF_CONFIG: {error}; use a value such as "
+            '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+        ) from error
 
 
 def barrier():
@@ -574,17 +575,18 @@ def choose_strategy():
 
 def create_strategy():
     """Read TF_CONFIG and return the strategy. Set the fields of `config` that depend on it."""
-    addresses = read_tf_config()
+    read_tf_config()
     if config.workers > 1 and config.replicas:
         raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
     config.device_kind = find_device_kind()
     name = choose_strategy()
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers.
-        options = {"arithmetic_optimization": False, "remapping": False}
-        tf.config.optimizer.set_experimental_options(options)
+        tf.config.optimizer.set_experimental_options(
+            {"arithmetic_optimization": False, "remapping": False}
+        )
     if name == "multi_worker":
-        created = create_multi_worker_strategy(addresses)
+        created = create_multi_worker_strategy()
     elif name == "tpu":
         created = tf.distribute.TPUStrategy(
             tf.distribute.cluster_resolver.TPUClusterResolver.connect(
@@ -598,7 +600,7 @@ def create_strategy():
     return created
 
 
-def create_multi_worker_strategy(addresses):
+def create_multi_worker_strategy():
     # TensorFlow now waits for the other workers, and no Python handler would be called.
     on_signals(signal.SIG_DFL)
     # TensorFlow's "AUTO" would be RING on GPUs too.
@@ -914,11 +916,12 @@ def share_random_numbers():
     """
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    for name in (
-        "stateless_random_uniform_v2",
-        "stateless_random_uniform_int_v2",
-        "stateless_random_normal_v2",
-    ):
+    names = """
+        stateless_random_uniform_v2
+        stateless_random_uniform_int_v2
+        stateless_random_normal_v2
+    """.split()
+    for name in names:
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
         setattr(operations, name, functools.partial(draw_part, draw))
 
@@ -1004,7 +1007,7 @@ def describe_run():
         **dataclasses.asdict(config),
         "git_commit": git.stdout.strip() or None,
         "versions": {
-            "python": sys.version.split()[0],
+            "python": platform.python_version(),
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
             "numpy": np.__version__,
@@ -1122,8 +1125,10 @@ def export(folder, examples):
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
-    for each in copies:
-        archive.track(each)
+    # TensorFlow exports a lookup table only if the archive tracks it.
+    for each in gc.get_objects():
+        if isinstance(each, tf.saved_model.experimental.TrackableResource):
+            archive.track(each)
     archive.add_endpoint("serve", create_serving_function(copies, example))
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -1197,10 +1202,12 @@ def train_epochs(train_set, validation_set):
         log("train", trained)
         print_progress(trained)
         is_stopped = sum_over_workers(len(signals)) > 0
-        if is_stopped or (is_checkpoint_due(first_step) and not is_end_of_epoch()):
+        if is_stopped:
             save("last")
         elif is_end_of_epoch():
             finish_epoch(validation_set, trained)
+        elif is_checkpoint_due(first_step):
+            save("last")
         if is_stopped:
             raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
 
