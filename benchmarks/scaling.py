@@ -1,11 +1,13 @@
 """Measure the cost of more workers on this machine, and simulate it for others.
 
     python benchmarks/scaling.py measure [--workers 1 2 4] [--steps 150]
+    python benchmarks/scaling.py embedding [--rows 100000] [--steps 150]
     python benchmarks/scaling.py simulate [--gradient MB] [--compute S] [--links GBIT ...]
         [--latency S] [--spread X] [--plot FILE]
 
 `measure` trains a dense network with several workers on this machine, each with one thread and a
 batch of 64. It compares the bytes and the time of a step with the results of `simulate`.
+`embedding` counts the bytes that two workers send for an embedding of which a step uses one row.
 docs/scaling.md has the conclusions for machines with GPUs.
 """
 
@@ -30,6 +32,12 @@ WARM_UP_STEPS = 20
 # Layers that replace one of the example's, so that the gradients are large enough to measure.
 LAYER = 'keras.layers.Dense(64, activation="silu")'
 LARGE_LAYER = 'keras.layers.Dense(1024, activation="silu")'
+LARGE_LAYERS = f"{LARGE_LAYER}, {LARGE_LAYER}"
+EMBEDDING_LAYERS = """
+    keras.layers.Rescaling(0.0),  # all features are the index 0
+    keras.layers.Embedding({rows}, 64),
+    keras.layers.GlobalAveragePooling1D()
+"""
 NUM_WEIGHTS = sum(
     (
         32 * 10,  # Conv2D, with its bias
@@ -170,8 +178,8 @@ def measure(project, workers, steps):
     return startup_seconds, sent_per_step, statistics.median(step_seconds)
 
 
-def render_large(folder):
-    """Return the folder of a rendered project with a network of 1.6 million weights."""
+def render(folder, layers):
+    """Return the folder of a rendered project with other layers instead of LAYER."""
     project = Path(
         cookiecutter(
             str(TEMPLATE),
@@ -184,8 +192,7 @@ def render_large(folder):
     text = script.read_text(encoding="utf-8")
     if LAYER not in text:
         raise ValueError(f"{script} has no layer {LAYER}")
-    text = text.replace(LAYER, f"{LARGE_LAYER}, {LARGE_LAYER}")
-    script.write_text(text, encoding="utf-8")
+    script.write_text(text.replace(LAYER, layers), encoding="utf-8")
     return project
 
 
@@ -196,7 +203,7 @@ def print_comparison(worker_counts, steps):
     workers and more are really predicted.
     """
     with tempfile.TemporaryDirectory() as folder:
-        project = render_large(folder)
+        project = render(folder, LARGE_LAYERS)
         measured = {count: measure(project, count, steps) for count in worker_counts}
     _, _, one_worker_seconds = measured[1]
     _, _, two_workers_seconds = measured[2]
@@ -219,6 +226,16 @@ def print_comparison(worker_counts, steps):
         figures = (sent / 1e6, ring / 1e6, 1e3 * step_seconds, 1e3 * predicted)
         cells = [f"{figure:.2f}" for figure in figures]
         print_row(count, f"{startup_seconds:.1f}", *cells)
+
+
+def print_embedding(rows, steps):
+    """Print the bytes of an embedding, and what each of two workers sends per step."""
+    with tempfile.TemporaryDirectory() as folder:
+        project = render(folder, EMBEDDING_LAYERS.format(rows=rows))
+        _, sent, step_seconds = measure(project, 2, steps)
+    table = 4 * 64 * rows
+    print(f"embedding of {rows} × 64: {table / 1e6:.2f} MB; ", end="")
+    print(f"a worker sends {sent / 1e6:.2f} MB in a step of {1e3 * step_seconds:.0f} ms")
 
 
 def print_header(*cells):
@@ -291,9 +308,10 @@ def parse_arguments():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("command", choices=["measure", "simulate"])
+    add("command", choices=["measure", "embedding", "simulate"])
     add("--workers", type=int, nargs="+", default=[1, 2, 4], help="must contain 1 and 2")
     add("--steps", type=int, default=150)
+    add("--rows", type=int, default=100_000, help="of the embedding [100000]")
     add("--gradient", type=float, default=440, help="MB [440: 110 million float32]")
     add("--compute", type=float, default=0.3, help="seconds of a step on one machine [0.3]")
     add("--latency", type=float, default=50e-6, help="seconds per message [50e-6]")
@@ -307,6 +325,9 @@ def main():
     args = parse_arguments()
     if args.command == "measure":
         print_comparison(args.workers, args.steps)
+        return
+    if args.command == "embedding":
+        print_embedding(args.rows, args.steps)
         return
     efficiencies = print_simulations(args)
     if args.plot:

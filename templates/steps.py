@@ -13,9 +13,11 @@ def compute_gradients(batch):
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # differs with a LossScaleOptimizer only
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    # Weights without a gradient get zeros, since replicas can't sum None.
-    weights = model.trainable_variables
-    return loss, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
+    # Weights without a gradient get zeros, since replicas can't sum None. With Keras's variables
+    # instead of TensorFlow's, the tape would raise an AttributeError.
+    return loss, tape.gradient(
+        scaled_loss, [x.value for x in model.trainable_variables], unconnected_gradients="zero"
+    )
 
 
 def train_step(batch):

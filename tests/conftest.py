@@ -255,10 +255,25 @@ def train_once(once, complete_script, tmp_path_factory):
     return train_or_recall
 
 
+class FirstRuns(dict):
+    """The folder of a short run of each task, trained when a test asks for it."""
+
+    def __init__(self, train_first_run):
+        self.train_first_run = train_first_run
+
+    def __missing__(self, task):
+        self[task] = Path(self.train_first_run(task))
+        return self[task]
+
+
 @pytest.fixture(scope="session")
-def first_runs(projects, tmp_path_factory):
-    """Return a short run of each task."""
-    folders = {task: tmp_path_factory.mktemp(task) for task in TASKS}
-    for task, folder in folders.items():
-        train(write_variant(projects[task] / "train.py", folder, SMALL_DATA[task]), "--epochs", "1")
-    return {task: folder / "run" for task, folder in folders.items()}
+def first_runs(once, projects, tmp_path_factory):
+    """Return the folder of a short run by task. Tests share it: a test changes only a copy."""
+
+    def train_task(task):
+        folder = tmp_path_factory.mktemp(task)
+        script = write_variant(projects[task] / "train.py", folder, SMALL_DATA[task])
+        train(script, "--epochs", "1")
+        return str(folder / "run")
+
+    return FirstRuns(lambda task: once(train_task, task))

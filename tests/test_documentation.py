@@ -27,7 +27,7 @@ from rendering import (
     read_questions,
     write_user_config,
 )
-from running import environment, find_free_ports
+from running import environment, find_free_ports, train
 from variants import SMALL_DATA, edit_all_hooks, write_variant
 
 LONG = pytest.mark.long
@@ -167,6 +167,7 @@ GOLDEN = r"GOLDEN=write uv run pytest tests/test_golden\.py"
 LINES = r"wc -l tests/golden/\*/train\.py"
 SIMULATE = r"uv run benchmarks/scaling\.py simulate"
 MEASURE = r"uv run benchmarks/scaling\.py measure"
+EMBEDDING = r"uv run benchmarks/scaling\.py embedding"
 QUESTIONS = r"uvx cookiecutter gh:org/template && cd tf_distribute && uv run train\.py"
 TRAIN = r"uv run train\.py|python train\.py"
 EVALUATE = r"uv run train\.py --mode evaluate"
@@ -190,6 +191,7 @@ EXECUTED = [
     LINES,
     SIMULATE,
     MEASURE,
+    EMBEDDING,
     QUESTIONS,
     TRAIN,
     EVALUATE,
@@ -593,6 +595,15 @@ def test_scaling_is_measured(execute, root, readmes):
     assert output.count("\n| ") >= 3  # a header and two rows
 
 
+@pytest.mark.long
+def test_workers_send_the_whole_table_of_an_embedding(execute, root, readmes):
+    command = find_command(readmes["docs/scaling.md"], EMBEDDING)
+    output = execute(f"{command} --rows 20000 --steps 20", root)
+    table, sent = (float(size) for size in re.findall(r"([\d.]+) MB", output))
+    assert table == 5.12
+    assert table < sent < 1.1 * table
+
+
 NUMBERS = ["No", "One", "Two", "Three", "Four", "Five", "Six", "Seven"]
 
 
@@ -694,10 +705,17 @@ def test_command_of_a_task_trains(task, execute, create_project):
     assert "written to run-" in execute(find_command(readme, OF_A_TASK), project)
 
 
+class ForkedRuns(versions.Runs):
+    """Runs with the versions of these tests, in forks, which don't import TensorFlow again."""
+
+    def train(self, name, size, *flags, code=()):
+        _, script, *flags = self.create_command(name, size, *flags, code=code)
+        return train(self.folder / name / script, *flags)
+
+
 @pytest.mark.long
 def test_versions_are_checked(tmp_path):
-    """With the versions of these tests, and without an environment of its own."""
-    versions.check(versions.Runs(sys.executable, versions.render(tmp_path), tmp_path))
+    versions.check(ForkedRuns(sys.executable, versions.render(tmp_path), tmp_path))
 
 
 # --------------------------------------------------------------------------------------------------

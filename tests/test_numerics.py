@@ -16,6 +16,7 @@ from running import (
 )
 from variants import (
     NO_DROPOUT,
+    NO_EXPORT,
     REGULARIZED,
     SAME_SPLITS,
     SMALL_DATA,
@@ -177,6 +178,7 @@ def test_accumulation_and_a_large_norm_change_no_result(task, projects, tmp_path
         tmp_path,
         SMALL_DATA[task],
         NO_DROPOUT,
+        NO_EXPORT,
     )
     variants = {
         "plain": (),

@@ -877,7 +877,7 @@ CORRECT = {
     "frozen teacher": (TEACHER, f"{CONTRACT} or {KILLED} or {EXPORT}"),
     "rate on a plateau": (PLATEAU, f"{CONTRACT} or {KILLED}"),
 }
-SHORT_CORRECT = ("autoencoder", "losses of tokens")
+SHORT_CORRECT = ("no loss object", "losses of tokens")
 
 
 @pytest.mark.parametrize(

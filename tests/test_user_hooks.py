@@ -18,7 +18,7 @@ from running import (
     shape_of,
     train,
 )
-from variants import SMALL_IMAGES, kill_after_log, write_variant
+from variants import SMALL_IMAGES, kill_after_log, replace_image_model, write_variant
 
 LONG = pytest.mark.long
 FLAGS = ("--global-batch-size", "16", "--epochs", "4", "--checkpoint-every-steps", "3")
@@ -493,3 +493,19 @@ def test_error_of_a_remote_file_system_keeps_its_traceback(kind, scripts, server
     assert outcome.code == 1
     assert "Traceback" in outcome.errors
     assert "no such bucket" in outcome.errors
+
+
+# An index has no gradient, so no weight of the first layer gets one.
+WITHOUT_GRADIENT = replace_image_model(
+    "keras.layers.Flatten()",
+    "keras.layers.Dense(3)",
+    "keras.layers.Rescaling(0.0)",
+    "keras.layers.Embedding(2, 4)",
+    "keras.layers.Flatten()",
+    "keras.layers.Dense(10)",
+)
+
+
+def test_weights_without_a_gradient_are_allowed(essential_script, tmp_path):
+    script = write_variant(essential_script, tmp_path, SMALL_IMAGES, WITHOUT_GRADIENT)
+    train(script, "--epochs", "1", "--replicas", "2")

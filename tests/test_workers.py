@@ -58,7 +58,7 @@ OTHER_FLAG = """
 Config = dataclasses.make_dataclass("Config", [("another_flag", int, 0)], bases=(Config,))
 """
 OTHER_VERSION = """
-sys.version = "3.9.0 (another Python)"
+platform.python_version = lambda: "3.9.0"
 """
 # The validation split gets the examples that the training split loses.
 OTHER_SIZES = """

@@ -285,6 +285,12 @@ def preprocess(original, batch, seeds, training):
 # Models and optimizers
 # --------------------------------------------------------------------------------------------------
 
+# Exports take seconds, in the complete script twice.
+NO_EXPORT = """
+def export(folder, examples):
+    pass
+"""
+
 # Without random numbers, runs on other numbers of replicas can be compared.
 NO_DROPOUT = """
 initialize_dropout = keras.layers.Dropout.__init__

@@ -10,7 +10,7 @@ def export(folder, examples):
 
     The exported models are copies made without a strategy, which can be loaded anywhere.
     """
-    keras.utils.clear_session(free_memory=False)  # otherwise layers get other names
+    keras.utils.clear_session()  # otherwise layers get other names
     keras.config.set_dtype_policy(config.precision)
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())

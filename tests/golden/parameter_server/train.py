@@ -321,9 +321,11 @@ def compute_gradients(batch):
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # differs with a LossScaleOptimizer only
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    # Weights without a gradient get zeros, since replicas can't sum None.
-    weights = model.trainable_variables
-    return loss, tape.gradient(scaled_loss, weights, unconnected_gradients="zero")
+    # Weights without a gradient get zeros, since replicas can't sum None. With Keras's variables
+    # instead of TensorFlow's, the tape would raise an AttributeError.
+    return loss, tape.gradient(
+        scaled_loss, [x.value for x in model.trainable_variables], unconnected_gradients="zero"
+    )
 
 
 def train_step(batch):
@@ -1286,7 +1288,7 @@ def export(folder, examples):
 
     The exported models are copies made without a strategy, which can be loaded anywhere.
     """
-    keras.utils.clear_session(free_memory=False)  # otherwise layers get other names
+    keras.utils.clear_session()  # otherwise layers get other names
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
         for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
