@@ -25,7 +25,7 @@ def export(folder, examples):
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
-    # TensorFlow exports a lookup table only if the archive tracks it.
+    # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.
     for each in gc.get_objects():
         if isinstance(each, tf.saved_model.experimental.TrackableResource):
             archive.track(each)

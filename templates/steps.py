@@ -13,8 +13,8 @@ def compute_gradients(batch):
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # differs with a LossScaleOptimizer only
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    # Weights without a gradient get zeros, since replicas can't sum None. With Keras's variables
-    # instead of TensorFlow's, the tape would raise an AttributeError.
+    # Weights without a gradient get zeros, since replicas can't sum None. The tape can't compute
+    # these zeros for Keras's variables, only for TensorFlow's, which are their `value`.
     return loss, tape.gradient(
         scaled_loss, [x.value for x in model.trainable_variables], unconnected_gradients="zero"
     )

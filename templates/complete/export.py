@@ -27,7 +27,7 @@ def export(folder, examples):
         if b"PyFunc" in graph.SerializeToString():
             raise ValueError("`preprocess` or the model runs Python, which can't be saved")
         archive = keras.export.ExportArchive()
-        # TensorFlow exports a lookup table only if the archive tracks it.
+        # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.
         for each in gc.get_objects():
             if isinstance(each, tf.saved_model.experimental.TrackableResource):
                 archive.track(each)

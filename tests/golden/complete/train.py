@@ -244,7 +244,8 @@ def preprocess(batch, seeds, training):
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
     function of --seed, epoch (from 0; 0 in evaluation) and position: draw random numbers from
-    `seeds` only.
+    `seeds` only. Create a lookup table once, in a function with @functools.cache: then it is
+    exported, too.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -380,8 +381,8 @@ def compute_gradients(batch):
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # differs with a LossScaleOptimizer only
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    # Weights without a gradient get zeros, since replicas can't sum None. With Keras's variables
-    # instead of TensorFlow's, the tape would raise an AttributeError.
+    # Weights without a gradient get zeros, since replicas can't sum None. The tape can't compute
+    # these zeros for Keras's variables, only for TensorFlow's, which are their `value`.
     return loss, tape.gradient(
         scaled_loss, [x.value for x in model.trainable_variables], unconnected_gradients="zero"
     )
@@ -1811,7 +1812,7 @@ def export(folder, examples):
         if b"PyFunc" in graph.SerializeToString():
             raise ValueError("`preprocess` or the model runs Python, which can't be saved")
         archive = keras.export.ExportArchive()
-        # TensorFlow exports a lookup table only if the archive tracks it.
+        # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.
         for each in gc.get_objects():
             if isinstance(each, tf.saved_model.experimental.TrackableResource):
                 archive.track(each)

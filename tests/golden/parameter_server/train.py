@@ -42,11 +42,6 @@ def exit_process(code):
     os._exit(code)
 
 
-def on_signals(handler):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
-
-
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
@@ -185,7 +180,8 @@ def preprocess(batch, seeds, training):
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
     function of --seed, epoch (from 0; 0 in evaluation) and position: draw random numbers from
-    `seeds` only.
+    `seeds` only. Create a lookup table once, in a function with @functools.cache: then it is
+    exported, too.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -321,8 +317,8 @@ def compute_gradients(batch):
         loss = compute_loss(labels, predictions, sample_weight)
         scaled_loss = optimizer.scale_loss(loss)  # differs with a LossScaleOptimizer only
     update_metrics(train_metrics, labels, predictions, sample_weight)
-    # Weights without a gradient get zeros, since replicas can't sum None. With Keras's variables
-    # instead of TensorFlow's, the tape would raise an AttributeError.
+    # Weights without a gradient get zeros, since replicas can't sum None. The tape can't compute
+    # these zeros for Keras's variables, only for TensorFlow's, which are their `value`.
     return loss, tape.gradient(
         scaled_loss, [x.value for x in model.trainable_variables], unconnected_gradients="zero"
     )
@@ -580,6 +576,11 @@ def raise_wrong_input(message):
 
 GRACE_SECONDS = 20  # after a signal, for the steps under way
 signals: list = []  # received by this task
+
+
+def on_signals(handler):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
 
 
 def exit_on_signals():
@@ -1296,7 +1297,7 @@ def export(folder, examples):
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
-    # TensorFlow exports a lookup table only if the archive tracks it.
+    # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.
     for each in gc.get_objects():
         if isinstance(each, tf.saved_model.experimental.TrackableResource):
             archive.track(each)
