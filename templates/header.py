@@ -100,6 +100,9 @@ def exit_process(code):
     os._exit(code)
 
 
+# {% include "on_signals.py" %}
+
+
 # {% else %}
 import argparse
 import dataclasses
@@ -124,6 +127,9 @@ from pathlib import Path
 def exit_process(code):
     """End the process at once. Python's own shutdown would wait for the other workers."""
     os._exit(code)
+
+
+# {% include "on_signals.py" %}
 
 
 # {% endif %}

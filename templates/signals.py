@@ -3,9 +3,6 @@
 signals: list = []
 
 
-# {% include "on_signals.py" %}
-
-
 def exit_on_signals():
     """End without saving on SIGINT or SIGTERM, when the graph that is running returns."""
     on_signals(lambda *_: exit_process(143))

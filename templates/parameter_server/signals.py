@@ -2,9 +2,6 @@ GRACE_SECONDS = 20  # after a signal, for the steps under way
 signals: list = []  # received by this task
 
 
-# {% include "on_signals.py" %}
-
-
 def exit_on_signals():
     """End at once on SIGINT or SIGTERM: there is nothing to save."""
     on_signals(lambda *_: exit_process(143))

@@ -42,6 +42,11 @@ def exit_process(code):
     os._exit(code)
 
 
+def on_signals(handler):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
@@ -576,11 +581,6 @@ def raise_wrong_input(message):
 
 GRACE_SECONDS = 20  # after a signal, for the steps under way
 signals: list = []  # received by this task
-
-
-def on_signals(handler):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
 
 
 def exit_on_signals():

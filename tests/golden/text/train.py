@@ -38,6 +38,11 @@ def exit_process(code):
     os._exit(code)
 
 
+def on_signals(handler):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
@@ -556,11 +561,6 @@ def raise_wrong_input(message):
 # Received in training or validation, and handled when a training loop ends. Those that come in the
 # last validation are ignored: the run is tested and exported as usual.
 signals: list = []
-
-
-def on_signals(handler):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
 
 
 def exit_on_signals():
