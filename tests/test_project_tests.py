@@ -627,6 +627,13 @@ IDLE_BIAS = replace_image_model(
     "keras.layers.Dense(10)",
 )
 
+# The same, with a layer that uses the mean of a replica's own examples.
+CENTERED = """
+class Center(keras.layers.Layer):
+    def call(self, inputs, training=False):
+        return inputs - keras.ops.mean(inputs, axis=0) if training else inputs
+""" + IDLE_BIAS.replace("keras.layers.Flatten(),", "keras.layers.Flatten(), Center(),")
+
 # Half of the units are always active, so a BatchNormalization cancels their biases.
 ACTIVE_UNITS = replace_image_model(
     "keras.layers.Rescaling(1 / 16)",
@@ -667,14 +674,10 @@ class Times(keras.layers.Layer):
 
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
-    "bias-before-normalization": (
-        IDLE_BIAS,
+    "statistic-of-a-replica": (
+        CENTERED,
         REPLICAS,
-        [
-            "Results on 2 replicas differ from those on 1",
-            "a BatchNormalization cancels sequential/conv2d/bias",
-            "set use_bias=False in its layer",
-        ],
+        ["Results on 2 replicas differ from those on 1", "a BatchNormalization cancels"],
     ),
     "biases-of-active-units": (
         ACTIVE_UNITS,
@@ -731,6 +734,19 @@ def test_run_reports_the_hook_and_the_cause(mistake, run_tests):
     for text in words:
         assert text in report.output
     assert "Traceback" not in report.output
+
+
+@pytest.mark.long
+def test_amplified_rounding_is_a_warning(run_tests):
+    report = run_tests(IDLE_BIAS, only=REPLICAS)
+    assert report.outcomes == {REPLICAS: "PASSED"}, report.output
+    for text in (
+        "Results on 2 replicas differ from those on 1",
+        "The cause is rounding",
+        "a BatchNormalization cancels sequential/conv2d/bias",
+        "set use_bias=False in its layer",
+    ):
+        assert text in report.output
 
 
 # --------------------------------------------------------------------------------------------------

@@ -39,6 +39,10 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
   not the batch
 - create_metrics: a metric that is not a sum or a mean over examples, or outside strategy.scope()
 - create_datasets, fetch, preprocess: random numbers that don't come from `seeds`"""
+ROUNDING_SHOWS = (
+    "The cause is rounding: on 1 replica, weights that start with other rounding errors change the "
+    "results, too, from step {step} on. Before it, the results agree."
+)
 # {% endif %}
 RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: random numbers that don't come from `seeds`
@@ -164,18 +168,25 @@ def test_results_do_not_depend_on_the_replicas(replicas, runs_on_replicas, reque
     expected = runs_on_replicas[1].result()
     run_dir = runs_on_replicas[replicas].result()
     differences = compare_logs(run_dir, expected, is_close)
-    if differences:
-        causes = find_causes(request, "suspects")
-        if not causes and all(name != "loss" for _, name, _ in differences):
-            causes = ["All losses agree, so look at create_metrics first."]
-        if len(causes) < 2:
-            rounding = request.getfixturevalue("hook_report").result()["rounding"]
-            causes += [REPLICA_CAUSES, *rounding]
-        fail(
-            f"Results on {replicas} replicas differ from those on 1: "
-            f"{describe_difference(*differences[0])}.",
-            *causes,
-        )
+    if not differences:
+        return
+    problem = (
+        f"Results on {replicas} replicas differ from those on 1: "
+        f"{describe_difference(*differences[0])}."
+    )
+    causes = find_causes(request, "suspects")
+    rounding = request.getfixturevalue("hook_report").result()["rounding"]
+    if not find_causes(request):
+        step = find_step_of_rounding(replicas, run_dir.parent)
+        if step:
+            text = "\n".join([problem, ROUNDING_SHOWS.format(step=step), *(causes or rounding)])
+            request.node.warn(pytest.PytestWarning(text))
+            return
+    if not causes and all(name != "loss" for _, name, _ in differences):
+        causes = ["All losses agree, so look at create_metrics first."]
+    if len(causes) < 2:
+        causes += [REPLICA_CAUSES, *rounding]
+    fail(problem, *causes)
 
 
 # {% endif %}
@@ -229,13 +240,20 @@ def read_log(run_dir):
     return [{name: line[name] for name in line if name not in TIMINGS} for line in lines]
 
 
-def is_close(value, other):
+def is_close(value, other, tolerance=1e-4):
     """Return whether two values of a log are equal up to rounding."""
     if isinstance(value, str):
         return value == other
-    return value == pytest.approx(other, rel=1e-4, abs=1e-6)
+    return value == pytest.approx(other, rel=tolerance, abs=tolerance / 100)
 
 
+# {% if cookiecutter.distribution == "synchronous" %}
+def is_hardly_rounded(value, other):
+    """Return whether two values of a log are so close that rounding can't explain a difference."""
+    return is_close(value, other, tolerance=1e-5)
+
+
+# {% endif %}
 def is_same(value, other):
     return value == other
 
@@ -250,6 +268,30 @@ def compare_logs(run_dir, expected_dir, are_equal):
     return differences
 
 
+# {% if cookiecutter.distribution == "synchronous" %}
+def find_step_of_rounding(replicas, folder):
+    """Return the first step at which rounding errors alone change results on one replica, or None.
+
+    Return None, too, if replicas differ at an earlier step, which rounding doesn't explain. All
+    runs have a log line for each step. The first line is always compared: its loss is from before
+    the first update.
+    """
+    each_step = ("--steps-per-loop", 1)
+    expected = run_train("train_only", folder / "one", "--replicas", 1, *each_step)
+    other = run_train("train_only", folder / "other", "--replicas", replicas, *each_step)
+    perturbed = run_train("train_perturbed", folder / "perturbed", "--replicas", 1, *each_step)
+    rounded = compare_logs(perturbed, expected, is_hardly_rounded)
+    differences = compare_logs(other, expected, is_close)
+    if not rounded or not differences:
+        return None
+    first_rounded, _, _ = rounded[0]
+    first_different, _, _ = differences[0]
+    log = read_log(other)
+    is_explained = log.index(first_different) >= read_log(perturbed).index(first_rounded) > 0
+    return first_rounded["step"] if is_explained else None
+
+
+# {% endif %}
 def describe_difference(line, name, expected):
     return (
         f"the {name} of the {line['split']} split at step {line['step']} is {line[name]} instead "

@@ -28,7 +28,7 @@ CHECKSUMS = "checksums.json"  # for the last checkpoint, in the run directory
 def train_and_export(*flags):
     """Run train.py on ten batches of each split."""
     cut_datasets()
-    train.run([*flags, *FLAGS, "--global-batch-size", str(choose_batch_size())])
+    train.run([*FLAGS, *flags, "--global-batch-size", str(choose_batch_size())])
     worker_index = getattr(train.config, "worker_index", 0)  # only synchronous workers have one
     if worker_index == 0:
         write_checksums()
@@ -38,6 +38,27 @@ def train_only(*flags):
     """Run train.py on ten batches of each split, without exports, which take seconds."""
     train.export = lambda *arguments: None
     train_and_export(*flags)
+
+
+def train_perturbed(*flags):
+    """Run train.py from weights that differ by rounding errors.
+
+    If this changes the results, the model scales rounding errors up.
+    """
+    create_model_and_optimizer = train.create_model_and_optimizer
+
+    def create_perturbed(strategy):
+        created = create_model_and_optimizer(strategy)
+        signs = np.random.default_rng(0)
+        for model in tf.nest.flatten(created[0]):
+            for variable in model.trainable_variables:
+                value = variable.numpy()
+                error = np.finfo("float32").eps * signs.choice([-1, 1], value.shape)
+                variable.assign(value * (1 + error))
+        return created
+
+    train.create_model_and_optimizer = create_perturbed
+    train_only(*flags)
 
 
 def choose_batch_size():
@@ -254,6 +275,7 @@ FUNCTIONS: dict[str, Callable] = {
     "check_hooks": hook_checks.check_hooks,
     "train_and_export": train_and_export,
     "train_only": train_only,
+    "train_perturbed": train_perturbed,
     "evaluate": evaluate,
     "check_exports": check_exports,
 }
