@@ -929,9 +929,9 @@ def check_suspects():
     features, _, _ = create_training_state()
     if not has_one_model():
         return
-    if find_batch_normalization(train.model):
-        yield from check_idle_biases(features)
-    elif not draws_in_evaluation(features) and depends_on_batch(features, training=True):
+    if find_batch_normalization(train.model) or draws_in_evaluation(features):
+        return
+    if depends_on_batch(features, training=True):
         yield (
             "create_model_and_optimizer: the prediction for an example depends on the other "
             "examples of the batch in training; look for statistics of a replica's own examples"
@@ -941,8 +941,8 @@ def check_suspects():
 def check_idle_biases(features):
     for path in find_idle_biases(features):
         yield (
-            f"create_model_and_optimizer: a BatchNormalization cancels {path}, so its gradient is "
-            "rounding errors, which Adam scales up; set use_bias=False in its layer"
+            f"- create_model_and_optimizer: a BatchNormalization cancels {path}, so its gradient "
+            "is rounding errors, which Adam scales up; set use_bias=False in its layer"
         )
 
 
@@ -969,7 +969,12 @@ def check_rounding():
     Adam divides a gradient by its size, so it turns even rounding errors into full steps.
     """
     batch = create_training_state()
-    if not has_one_model() or draws_in_evaluation(batch[0]):
+    features, _, _ = batch
+    if not has_one_model():
+        return
+    if find_batch_normalization(train.model):
+        yield from check_idle_biases(features)
+    if draws_in_evaluation(features):
         return  # random numbers change with the order, too
     one, other = compute_gradients_in_both_orders(batch)
     variables = list_trainable_variables()
