@@ -20,6 +20,7 @@ def synchronize_batch_normalization():
     Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
     averages differ, and a checkpoint contains only the first replica's.
     """
+    count = 0
     for each in tf.nest.flatten(model):
         for layer in each._flatten_layers():  # Keras has no public way to list nested layers
             if isinstance(layer, keras.layers.BatchNormalization):
@@ -27,3 +28,6 @@ def synchronize_batch_normalization():
                 check_batch_normalization(layer)
                 # {% endif %}
                 layer.synchronized = config.replicas > 1
+                count += layer.synchronized
+    if count:
+        print_status(f"BatchNormalization layers synchronized over replicas: {count}")

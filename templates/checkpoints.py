@@ -23,7 +23,7 @@ def create_checkpoints():
 @tf.function
 def are_variables_finite():
     """Return whether all variables of models and optimizers are finite, [] bool."""
-    variables = list_variables(model) + list_variables(optimizer)
+    variables = list_variables((model, optimizer))
     floats = [variable.value for variable in variables if "float" in variable.dtype]
     # {% if cookiecutter.__size == "parameter_server" %}
     sums = []

@@ -4,7 +4,7 @@ def read_tf_config():
     # {% else %}
     """Set the number of workers and this worker's index."""
     # {% endif %}
-    if os.environ.get("TF_CONFIG") in (None, "", "{}"):
+    if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
         # {% if cookiecutter.__size == "complete" %}
         return ["localhost"]

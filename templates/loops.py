@@ -11,11 +11,16 @@ def run_steps(distributed_step, iterator, steps):
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Return the mean loss and the metrics of some steps."""
+    """Return the mean loss and the metrics of some steps. Without weights, the loss is 0."""
+    if config.deterministic:
+        # Not before the input pipelines are created. They read variables, so TensorFlow would make
+        # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.
+        tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()
     loss_sum, weight_sum = run_steps(distributed_step, iterator, tf.constant(steps)).numpy()
-    return summarize(loss_sum, weight_sum, metrics)
+    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
+    return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
 # {% if cookiecutter.__schedule %}

@@ -32,9 +32,6 @@ def create_input(examples, size, training, first_step=0):
         places = places.skip(first_step % steps).unbatch()
         create = functools.partial(create_batch, examples, size, training)
         options = tf.data.Options()
-        # {% if cookiecutter.__size == "complete" %}
-        options.threading.private_threadpool_size = count_cores()
-        # {% endif %}
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
         # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
         # all workers would agree at each step on whether there is a next batch.

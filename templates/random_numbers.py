@@ -29,13 +29,13 @@ def draw_part(draw, shape, **options):
         return draw(shape=shape, **options)
     # {% if cookiecutter.__size == "complete" %}
     index, parts = state.micro_batch
-    part = context.replica_id_in_sync_group * parts + index
+    own_part = context.replica_id_in_sync_group * parts + index
     batch_size = config.global_batch_size // (config.replicas * parts)
+    part = tf.where(shape[0] % batch_size == 0, own_part, 0)
     # {% else %}
-    part = context.replica_id_in_sync_group
     batch_size = config.global_batch_size // config.replicas
+    part = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
     # {% endif %}
-    part = tf.where(shape[0] % batch_size == 0, part, 0)
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
     first = tf.cast(part, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)

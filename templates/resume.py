@@ -66,6 +66,8 @@ def load_adapted(train_split, checkpoint):
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     barrier()
+    # NFS remembers for half a minute that a worker didn't find a folder, until it creates it.
+    os.makedirs(run_path("checkpoints/last"), exist_ok=True)
     check_shared(int(run_path("adapted.json").exists()))
     # {% else %}
     if config.mode == "train" and not checkpoint:

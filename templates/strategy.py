@@ -2,9 +2,17 @@ def find_device_kind():
     """Return the kind of device to train on. With --replicas, these are logical CPU devices."""
     if config.replicas:
         return "CPU"
-    if os.environ.get("TPU_NAME") or tf.config.list_physical_devices("TPU"):
+    if os.getenv("TPU_NAME") or tf.config.list_physical_devices("TPU"):
         return "TPU"
+    # {% if cookiecutter.__size == "complete" %}
+    if tf.config.list_physical_devices("GPU"):
+        return "GPU"
+    if Path("/dev/nvidiactl").exists() and os.getenv("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
+        print("no GPU, though there is an NVIDIA driver; TF_CPP_MIN_LOG_LEVEL=0 shows why")
+    return "CPU"
+    # {% else %}
     return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    # {% endif %}
 
 
 def list_strategies():
@@ -56,7 +64,7 @@ def create_strategy():
     elif name == "tpu":
         created = tf.distribute.TPUStrategy(
             tf.distribute.cluster_resolver.TPUClusterResolver.connect(
-                os.environ.get("TPU_NAME", "local")
+                os.getenv("TPU_NAME", "local")
             )
         )
     else:
@@ -69,9 +77,14 @@ def create_strategy():
 def create_multi_worker_strategy():
     # TensorFlow now waits for the other workers, and no Python handler would be called.
     on_signals(signal.SIG_DFL)
-    # TensorFlow's "AUTO" would be RING on GPUs too.
-    implementation = "NCCL" if config.device_kind == "GPU" else "RING"
-    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
+    is_gpu = config.device_kind == "GPU"
+    options = tf.distribute.experimental.CommunicationOptions(
+        # TensorFlow's "AUTO" would be RING on GPUs too.
+        implementation="NCCL" if is_gpu else "RING",
+        # Without packs of 32 MiB, the sum over workers would wait for the last gradient. On CPUs,
+        # rounding would depend on them.
+        bytes_per_pack=2**25 if is_gpu else 0,
+    )
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
@@ -104,7 +117,6 @@ def check_batch_size():
     divisor = config.replicas
     # {% endif %}
     if size % divisor:
-        lower = size // divisor * divisor or divisor
         raise WrongInput(
             # {% if cookiecutter.__size == "complete" %}
             f"--global-batch-size {size} is not divisible by {config.replicas} replicas times "
@@ -112,5 +124,5 @@ def check_batch_size():
             # {% else %}
             f"--global-batch-size {size} is not divisible by {divisor} replicas; "
             # {% endif %}
-            f"use {lower} or {lower + divisor}"
+            f"use a multiple of {divisor}"
         )

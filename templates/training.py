@@ -19,22 +19,22 @@ def train_epochs(train_set, validation_set):
         log("train", trained)
         print_progress(trained)
         # {% if cookiecutter.__size == "parameter_server" %}
-        is_stopped = bool(signals)
+        signal_count = len(signals)
         # {% else %}
-        is_stopped = sum_over_workers(len(signals)) > 0
+        signal_count = sum_over_workers(len(signals))
         # {% endif %}
-        if is_stopped:
+        if signal_count:
             save("last")
-        elif is_end_of_epoch():
+            raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
+        if is_end_of_epoch():
             finish_epoch(validation_set, trained)
             # {% if cookiecutter.__size == "parameter_server" %}
             # Workers that got the signal end soon, so another loop may have none.
-            is_stopped = bool(signals)
+            if signals:
+                raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
             # {% endif %}
         elif is_checkpoint_due(first_step):
             save("last")
-        if is_stopped:
-            raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
 
 
 def check_finite(values):

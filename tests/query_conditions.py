@@ -91,6 +91,40 @@ def check_batch_size(path, settings):
     return None
 
 
+def find_device_kind(path, driver, hidden_by):
+    """Return the kind of device and what is printed, with or without a driver for NVIDIA's GPUs.
+
+    `hidden_by` is the environment variable with which users choose GPUs, or None.
+    """
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if hidden_by is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = hidden_by
+    script = load_script(path)
+
+    class Device(type(script.Path())):
+        def exists(self):
+            return driver
+
+    script.Path = Device
+    with contextlib.redirect_stdout(io.StringIO()) as stdout:
+        kind = script.find_device_kind()
+    return kind, stdout.getvalue()
+
+
+def read_communication_options(path, kind):
+    """Return how workers with a kind of device sum: the implementation, and the bytes of a pack."""
+    script = load_with_config(path, {"device_kind": kind})
+    chosen = []
+
+    def record(communication_options):
+        implementation = communication_options.implementation.value
+        chosen.extend([implementation, communication_options.bytes_per_pack])
+
+    script.tf.distribute.MultiWorkerMirroredStrategy = record
+    script.create_multi_worker_strategy()
+    return chosen
+
+
 def find_lowest_scores(path, losses):
     """Return of each validation loss whether it is lower than all earlier ones."""
     script = load_script(path)

@@ -350,25 +350,6 @@ def list_operations(graph):
     return [node.op for node in nodes]
 
 
-def count_threads(path):
-    """Return the threads of an input pipeline if the process may use one core, and all cores."""
-    script = begin(path)
-    skip_preprocessing(script)
-    script.iter = lambda dataset: dataset
-    numbers = tf.data.Dataset.range(10)
-    data = script.load_into_memory(numbers, "train")
-
-    def count():
-        dataset, _ = script.create_input(*data, training=False)
-        return dataset.options().threading.private_threadpool_size
-
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    on_one_core = count()
-    os.sched_setaffinity(0, allowed)
-    return on_one_core, count()
-
-
 class DelayedValue:
     """A value that is available when the device has finished, as on a GPU."""
 

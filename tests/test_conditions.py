@@ -89,18 +89,47 @@ def test_batch_is_divisible_by_replicas(scripts):
         assert check_batch_size(script, global_batch_size=64, replicas=4) is None
 
 
-@pytest.mark.parametrize(("size", "fix"), [(62, "use 60 or 64"), (3, "use 4 or 8")])
-def test_other_batch_is_rejected_with_the_nearest_ones(size, fix, scripts):
+@pytest.mark.parametrize("size", [62, 3])
+def test_other_batch_is_rejected_with_the_fix(size, scripts):
     for script in scripts.values():
         error = check_batch_size(script, global_batch_size=size, replicas=4)
         assert f"{size} is not divisible by 4 replicas" in error
-        assert error.endswith(fix)
+        assert error.endswith("use a multiple of 4")
 
 
 def test_batch_is_divisible_by_accumulation(complete_script):
     settings = {"global_batch_size": 12, "replicas": 2, "accumulation_steps": 4}
     error = check_batch_size(complete_script, **settings)
-    assert error.endswith("by 2 replicas times --accumulation-steps 4; use 8 or 16")
+    assert error.endswith("by 2 replicas times --accumulation-steps 4; use a multiple of 8")
+
+
+@pytest.mark.parametrize(
+    ("driver", "hidden_by", "is_named"),
+    [
+        (False, None, False),
+        (True, None, True),
+        (True, "0", True),  # as set by Slurm
+        (True, "", False),
+        (True, "-1", False),
+    ],
+)
+def test_driver_without_a_gpu_is_named(driver, hidden_by, is_named, complete_script):
+    kind, output = query("conditions.find_device_kind", complete_script, driver, hidden_by)
+    assert kind == "CPU"
+    assert ("no GPU, though there is an NVIDIA driver" in output) is is_named
+
+
+@pytest.mark.parametrize(
+    ("kind", "implementation", "bytes_per_pack"),
+    [
+        ("CPU", "RING", 0),
+        ("GPU", "NCCL", 2**25),
+    ],
+)
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_gpus_sum_gradients_in_packs(size, kind, implementation, bytes_per_pack, scripts):
+    options = query("conditions.read_communication_options", scripts[size], kind)
+    assert options == [implementation, bytes_per_pack]
 
 
 def test_score_is_the_lowest_if_no_earlier_one_is_as_low(scripts):

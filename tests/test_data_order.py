@@ -1,11 +1,10 @@
 """The order of the data is a function of seed, epoch and position, and as good as random."""
 
-import os
 import statistics
 
 import pytest
 from rendering import SIZES
-from running import WORKERS, begin_query, query, read_answer, worker_environments
+from running import WORKERS, begin_query, query, read_answer, train, worker_environments
 from variants import write_variant
 
 EXAMPLES = 203
@@ -201,11 +200,61 @@ def test_input_is_endless_to_tensorflow(complete_script):
         assert answer["GPU"]["collectives"] == answer["CPU"]["collectives"] > 0
 
 
-def test_threads_are_as_many_as_the_cores_of_the_process(complete_script, tmp_path):
-    script = write_variant(complete_script, tmp_path)
-    on_one_core, on_all = query("input.count_threads", script)
-    assert on_one_core == 1
-    assert on_all == len(os.sched_getaffinity(0))
+# Writes how many training batches are being created, each time that one is begun.
+COUNT_PARALLEL_BATCHES = """
+import threading
+
+lock = threading.Lock()
+running = 0
+
+
+def work(images):
+    global running
+    with lock:
+        running += 1
+        with open("running", "a") as file:
+            print(running, file=file)
+    time.sleep(0.1)
+    with lock:
+        running -= 1
+    return images
+
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    if training:
+        # Without `stateful`, the function is as parallel as TensorFlow's own.
+        worked = tf.numpy_function(work, [images], images.dtype, stateful=False)
+        images = tf.ensure_shape(worked, images.shape)
+    return images, labels
+
+
+os.cpu_count = lambda: {cores}
+os.sched_getaffinity = lambda pid: range({cores})
+"""
+
+
+def count_parallel_batches(script, folder, cores, *flags):
+    """Return the numbers of batches that are being created when one is begun."""
+    code = COUNT_PARALLEL_BATCHES.replace("{cores}", str(cores))
+    variant = write_variant(script, folder, code)
+    train(variant, "--epochs", "1", *flags)
+    counts = (folder / "running").read_text().split()
+    return set(map(int, counts))
+
+
+@pytest.mark.parametrize("flags", [(), ("--deterministic",)])
+@pytest.mark.parametrize("size", SIZES)
+def test_cores_create_batches_in_parallel(size, flags, scripts, tmp_path):
+    counts = count_parallel_batches(scripts[size], tmp_path, 2, *flags)
+    assert counts == {1, 2}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", SIZES)
+def test_one_core_creates_one_batch_at_a_time(size, scripts, tmp_path):
+    counts = count_parallel_batches(scripts[size], tmp_path, 1)
+    assert counts == {1}
 
 
 def test_speed_counts_the_time_of_the_device(complete_script):

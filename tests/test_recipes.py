@@ -137,6 +137,18 @@ def test_recipe_passes_the_project_tests(nth, chance, create_project):
 
 
 @pytest.mark.long
+def test_checkpoints_of_a_student_lack_its_teacher(create_project):
+    project = create_project("distillation", "essential")
+    train_recipe(project, "distillation")
+    teacher = query("runs.read_contents", project / "teacher")
+    student = query("runs.read_contents", project / "run")
+    for kind in ("last", "best"):
+        assert "conv2d" in str(teacher[kind]["names"])
+        assert "conv2d" not in str(student[kind]["names"])
+        assert len(student[kind]["model"]) == 4  # kernel and bias of two layers
+
+
+@pytest.mark.long
 def test_export_of_image_files_takes_their_bytes(create_project):
     size = random.Random(f"{SEED} files").choice(SIZES)
     project = create_project("image_files", size)

@@ -79,12 +79,13 @@ def test_replicas_agree_with_flags(name, train_once):
 
 @pytest.mark.long
 def test_any_batch_normalization_sees_the_global_batch(train_once):
-    code = (NORMALIZED,)
-    one, two = (
-        read_numbers(train_once("--epochs", "2", *flags_of(replicas), code=code))
-        for replicas in (1, 2)
-    )
+    flags = ("--epochs", "2")
+    runs = [train_once(*flags, *flags_of(replicas), code=(NORMALIZED,)) for replicas in (1, 2)]
+    one, two = map(read_numbers, runs)
     assert_close(two, one, rel=1e-4)
+    outputs = [(run.parent / "output").read_text() for run in runs]
+    line = "BatchNormalization layers synchronized over replicas: 1\n"
+    assert [line in output for output in outputs] == [False, True]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -145,6 +145,17 @@ def test_essential_script_rejects_renamed_layers(essential_script, tmp_path):
     assert_fails(outcome, 2, "it has sequential/one/kernel", "sequential/two/kernel", "--run-dir")
 
 
+@pytest.mark.parametrize("export", ["best", "last"])
+def test_evaluation_rejects_renamed_layers(export, complete_script, train_once, tmp_path):
+    code = (SMALL_IMAGES, name_layers("one", "two"))
+    run_dir = train_once("--epochs", "1", code=code)
+    code = (SMALL_IMAGES, name_layers("two", "three"))
+    script = write_variant(complete_script, tmp_path, *code)
+    flags = ("--mode", "evaluate", "--run-dir", run_dir, "--export", export)
+    outcome = run_script(script, *flags)
+    assert_fails(outcome, 2, "it has sequential/one/kernel", "sequential/two/kernel", "same hooks")
+
+
 FLAGS_TOGETHER = {
     "float32": "--accumulation-steps 4 --clip-norm 0.3 --ema-momentum 0.9",
     "compiled": "--jit-compile --schedule cosine --warmup-steps 7",

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
@@ -121,6 +122,44 @@ def test_essential_script_rejects_workers_without_a_shared_folder(
     for outcome in finish_all(start_pair(scripts, *FLAGS), timeout=60):
         assert outcome.code == 2
         assert "not shared by all workers" in outcome.errors
+
+
+@pytest.fixture
+def mounts(tmp_path):
+    """Return a folder as two machines see it that remember for 30 s which names were missing.
+
+    NFS does so, too. It needs bindfs, and root.
+    """
+    if not shutil.which("bindfs"):
+        pytest.skip("it needs bindfs")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    folders = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        options = "negative_timeout=30,entry_timeout=30,attr_timeout=30"
+        mounted = subprocess.run(
+            ["bindfs", "-o", options, shared, folder], capture_output=True, text=True, check=False
+        )
+        if mounted.returncode:
+            pytest.skip(f"no FUSE: {mounted.stderr}")
+        folders.append(folder)
+    yield folders
+    for folder in folders:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_essential_workers_share_a_folder_that_appears_late_on_one(mounts, scripts, tmp_path):
+    scripts = write_copies(scripts["essential"], mounts)
+    run_dirs = [folder / "run" for folder in mounts]
+    assert not any(run_dir.exists() for run_dir in run_dirs)  # which the machines remember
+    assert_succeeded(finish_all(start_pair(scripts, "--epochs", "1")))
+    shutil.rmtree(tmp_path / "shared" / "run" / "export")
+    pair = start_pair(scripts, "--epochs", "2")
+    outcomes = finish_all(pair)
+    assert_succeeded(outcomes)
+    assert "resumed at step 19" in outcomes[0].output
 
 
 # --------------------------------------------------------------------------------------------------

@@ -43,9 +43,6 @@
 # {% include [size ~ "/loops.py", "loops.py"] %}
 
 
-# {% include "loop_values.py" %}
-
-
 # 6. Machinery: rarely edited ----------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ def take_snapshot():
             values["recoveries"] = tf.constant(state.recoveries, tf.int64)
             values["skipped"] = tf.constant(state.skipped, tf.int64)
         state.snapshot = values
-    return bool(are_finite)
+    return are_finite
 
 
 def save(best=None):
@@ -144,18 +144,22 @@ def restore(checkpoint, kinds=("model", "optimizer")):
 
     Raise WrongInput if the checkpoint is of another model or optimizer.
     """
-    for kind in kinds:
-        saved = {name: x.shape for name, x in checkpoint.items() if name.startswith(f"{kind}/")}
-        variables = get_variables()[kind]
-        shapes = {f"{kind}/{position}": tuple(x.shape) for position, x in enumerate(variables)}
-        if shapes != saved:
-            raise WrongInput(
-                f"{checkpoint['path']} has {len(saved)} variables of the {kind}, train.py has "
-                f"{len(variables)}, or shapes differ; use the same hooks and flags"
-            )
-        for name, variable in zip(shapes, variables, strict=True):
-            with strategy.scope():
-                variable.assign(checkpoint.pop(name))
+    try:
+        for name, variable in zip(checkpoint["names"], list_variables(model), strict=True):
+            if name.decode() != variable.path:
+                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
+        for kind in kinds:
+            variables = get_variables()[kind]
+            count = sum(name.startswith(f"{kind}/") for name in checkpoint)
+            if count != len(variables):
+                raise ValueError(f"it has {count} {kind} variables, train.py has {len(variables)}")
+            for position, variable in enumerate(variables):
+                variable.assign(checkpoint.pop(f"{kind}/{position}"))
+    except ValueError as error:
+        raise WrongInput(
+            f"{checkpoint['path']} is of another model or optimizer ({get_first_line(error)}); "
+            "use the same hooks and flags"
+        ) from error
 
 
 def restore_run(checkpoint):

@@ -36,8 +36,7 @@ def load_initial_weights(path):
             print_status(f"  not loaded, its name or shape is new: {weight.path}")
             continue
         _, value = pairs.pop(keys.index(key))  # two layers may have one name
-        with strategy.scope():
-            weight.assign(value)
+        weight.assign(value)
         loaded += 1
         print_status(f"  loaded: {weight.path}")
     if not loaded:
@@ -56,6 +55,6 @@ def read_initial_adapted():
     if config.init_checkpoint:
         path = Path(config.init_checkpoint)
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
-            if os.path.exists(folder / "adapted.json"):
+            if (folder / "adapted.json").exists():
                 return read_object(folder.absolute() / "adapted.json")
     return {}

@@ -22,12 +22,21 @@ def run_steps(distributed_step, iterator, steps):
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Return the mean loss and the metrics of some steps, and the seconds waited for data."""
+    """Return the mean loss and the metrics of some steps, and the seconds waited for data.
+
+    Without weights, the loss is 0.
+    """
+    if config.deterministic:
+        # Not before the input pipelines are created. They read variables, so TensorFlow would make
+        # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.
+        tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()
     sums, waited = run_steps(distributed_step, iterator, tf.constant(steps))
     loss_sum, weight_sum = sums.numpy()
-    return summarize(loss_sum, weight_sum, metrics), float(waited)
+    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
+    values = {metric.name: float(metric.result()) for metric in metrics}
+    return {"loss": loss, **values}, float(waited)
 
 
 def count_train_step(batch):

@@ -53,7 +53,7 @@ def recover(first_step):
     state.skipped += state.step - first_step
     state.recoveries += 1
     state.step = first_step
-    values = {}
+    values = {"names": state.snapshot["names"].numpy()}
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
             values[f"{kind}/{position}"] = value.numpy()

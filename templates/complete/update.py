@@ -89,6 +89,5 @@ def swap_ema_weights():
         averages = its_optimizer._model_variables_moving_average
         for average, weight in zip(averages, each.trainable_variables, strict=False):
             trained = weight.numpy()
-            with strategy.scope():
-                weight.assign(average.numpy())
-                average.assign(trained)
+            weight.assign(average)
+            average.assign(trained)

@@ -11,7 +11,7 @@ def read_tf_config():
     Without TF_CONFIG, the cluster is empty and this process is the chief. An evaluator is beside
     the cluster.
     """
-    if os.environ.get("TF_CONFIG", "") in ("", "{}"):  # TensorFlow can't read an empty string
+    if os.getenv("TF_CONFIG") in (None, "", "{}"):  # TensorFlow can't read an empty string
         return {}, "chief", 0
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:

@@ -34,14 +34,18 @@ def wait_for_any(pending):
 
 
 def add_up(results, metrics):
-    """Return the mean loss and the metrics of the results of `run_step`."""
+    """Return the mean loss and the metrics of the results of `run_step`.
+
+    Without weights, the loss is 0.
+    """
     loss_sum, weight_sum, *counts = sum(results)  # pyright: ignore[reportGeneralTypeIssues]
     for metric in metrics:
         for variable in metric.variables:
             size = variable.shape.num_elements()
             variable.assign(np.reshape(counts[:size], variable.shape))
             del counts[:size]
-    return summarize(loss_sum, weight_sum, metrics)
+    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
+    return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
 def train(get_arguments, steps):

@@ -583,11 +583,31 @@ def has_hidden_randomness(features):
 # ----------------------------------------------------------------------------------------------
 
 
+def get_predictions(batch):
+    """Return the predictions that `compute_gradients` passes to `compute_loss`.
+
+    They may be more than the model's, such as a teacher's. If the step fails before, or doesn't
+    call `compute_loss`, they are the model's.
+    """
+    recorded = []
+
+    def record(labels, predictions, sample_weight=None):
+        recorded.append(predictions)
+        raise InterruptedError  # the rest of the step is not needed
+
+    with restore_variables(train.model), replace(train, "compute_loss", record):
+        with contextlib.suppress(Exception):
+            train.compute_gradients(batch)
+    features, _, _ = batch
+    return recorded[0] if recorded else train.model(features, training=False)
+
+
 def check_loss_objects():
-    features, labels, _ = create_training_state()
+    batch = create_training_state()
     if not has_one_model():
         return
-    predictions = train.model(features, training=False)
+    _, labels, _ = batch
+    predictions = get_predictions(batch)
     are_means_taken = returns_one_value_per_example(labels, predictions)
     for subject, *arguments in list_losses(labels, predictions):
         yield from check_loss(subject, *arguments, are_means_taken)
@@ -642,9 +662,10 @@ def returns_one_value_per_example(labels, predictions):
 
 
 def check_losses():
-    features, labels, _ = create_training_state()
+    batch = create_training_state()
     if has_one_model():
-        predictions = train.model(features, training=False)
+        _, labels, _ = batch
+        predictions = get_predictions(batch)
         yield from check_loss("the result", train.compute_losses, labels, predictions)
 
 
@@ -710,10 +731,11 @@ def mixes_examples(loss, labels, predictions):
 
 def check_replica_losses():
     """Check that the losses of two replicas add up to the loss of one."""
-    features, labels, weight = create_training_state()
+    batch = create_training_state()
     if not has_one_model():
         return
-    predictions = train.model(features, training=False)
+    _, labels, weight = batch
+    predictions = get_predictions(batch)
     with without_regularization(), record_gathering() as gathered:
         whole = train.compute_loss(labels, predictions, weight)
         if whole.shape != []:

@@ -136,7 +136,8 @@ def restore_best(run_dir):
     """Create the model with the weights of a run's best checkpoint."""
     train.config.run_dir = run_dir  # hooks may read files of it
     train.adapted.update(json.loads(Path(run_dir, "adapted.json").read_text("utf-8")))
-    train.model, train.optimizer = train.create_model_and_optimizer(tf.distribute.get_strategy())
+    train.strategy = tf.distribute.get_strategy()
+    train.model, train.optimizer = train.create_model_and_optimizer(train.strategy)
     models = tf.nest.flatten(train.model)
     values = [variable.value for model in models for variable in model.variables]
     path = tf.train.latest_checkpoint(Path(run_dir, "checkpoints", "best"))

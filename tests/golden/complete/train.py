@@ -462,12 +462,21 @@ def run_steps(distributed_step, iterator, steps):
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Return the mean loss and the metrics of some steps, and the seconds waited for data."""
+    """Return the mean loss and the metrics of some steps, and the seconds waited for data.
+
+    Without weights, the loss is 0.
+    """
+    if config.deterministic:
+        # Not before the input pipelines are created. They read variables, so TensorFlow would make
+        # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.
+        tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()
     sums, waited = run_steps(distributed_step, iterator, tf.constant(steps))
     loss_sum, weight_sum = sums.numpy()
-    return summarize(loss_sum, weight_sum, metrics), float(waited)
+    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
+    values = {metric.name: float(metric.result()) for metric in metrics}
+    return {"loss": loss, **values}, float(waited)
 
 
 def count_train_step(batch):
@@ -504,12 +513,6 @@ def validate(iterator, steps):
 
 def test(iterator, steps):
     return run_loop(distributed_test_step, test_metrics, iterator, steps)[0]
-
-
-def summarize(loss_sum, weight_sum, metrics):
-    """Return the mean loss and the metrics by name. Without weights, the loss is 0."""
-    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
-    return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
 # 6. Machinery: rarely edited ----------------------------------------------------------------------
@@ -667,7 +670,7 @@ def end_process(error):
 
 def read_tf_config():
     """Return the addresses of all workers, the chief's first, and set this worker's index."""
-    if os.environ.get("TF_CONFIG") in (None, "", "{}"):
+    if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
         return ["localhost"]
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -809,9 +812,13 @@ def find_device_kind():
     """Return the kind of device to train on. With --replicas, these are logical CPU devices."""
     if config.replicas:
         return "CPU"
-    if os.environ.get("TPU_NAME") or tf.config.list_physical_devices("TPU"):
+    if os.getenv("TPU_NAME") or tf.config.list_physical_devices("TPU"):
         return "TPU"
-    return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    if tf.config.list_physical_devices("GPU"):
+        return "GPU"
+    if Path("/dev/nvidiactl").exists() and os.getenv("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
+        print("no GPU, though there is an NVIDIA driver; TF_CPP_MIN_LOG_LEVEL=0 shows why")
+    return "CPU"
 
 
 def list_strategies():
@@ -857,7 +864,7 @@ def create_strategy():
     elif name == "tpu":
         created = tf.distribute.TPUStrategy(
             tf.distribute.cluster_resolver.TPUClusterResolver.connect(
-                os.environ.get("TPU_NAME", "local")
+                os.getenv("TPU_NAME", "local")
             )
         )
     else:
@@ -897,27 +904,26 @@ def check_batch_size():
     size = config.global_batch_size
     divisor = config.replicas * config.accumulation_steps
     if size % divisor:
-        lower = size // divisor * divisor or divisor
         raise WrongInput(
             f"--global-batch-size {size} is not divisible by {config.replicas} replicas times "
             f"--accumulation-steps {config.accumulation_steps}; "
-            f"use {lower} or {lower + divisor}"
+            f"use a multiple of {divisor}"
         )
 
 
 def set_up_process():
-    """Install the handlers of signals, and make GPUs deterministic if asked for."""
+    """Install the handlers of signals, and create a folder for temporary files."""
     state.scratch = tempfile.mkdtemp(prefix="train-")
     tempfile.tempdir = state.scratch  # AutoGraph leaves files there
     listen_for_signals()
-    if config.deterministic:
-        tf.config.experimental.enable_op_determinism()
 
 
 def print_start(checkpoint):
-    devices = f"{config.replicas} × {config.device_kind}"
-    line = f"{config.strategy} on {devices}, {config.steps_per_epoch} steps per epoch"
-    print_status(f"{line}, resumed at step {state.step}" if checkpoint else line)
+    resumed = f", resumed at step {state.step}" if checkpoint else ""
+    print_status(
+        f"{config.strategy} on {config.replicas} × {config.device_kind}, "
+        f"{config.steps_per_epoch} steps per epoch{resumed}"
+    )
 
 
 def load_datasets():
@@ -1019,7 +1025,6 @@ def create_input(examples, size, training, first_step=0):
         places = places.skip(first_step % steps).unbatch()
         create = functools.partial(create_batch, examples, size, training)
         options = tf.data.Options()
-        options.threading.private_threadpool_size = count_cores()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
         # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
         # all workers would agree at each step on whether there is a next batch.
@@ -1219,9 +1224,8 @@ def swap_ema_weights():
         averages = its_optimizer._model_variables_moving_average
         for average, weight in zip(averages, each.trainable_variables, strict=False):
             trained = weight.numpy()
-            with strategy.scope():
-                weight.assign(average.numpy())
-                average.assign(trained)
+            weight.assign(average)
+            average.assign(trained)
 
 
 def list_variables(parts):
@@ -1263,7 +1267,7 @@ def take_snapshot():
             values["recoveries"] = tf.constant(state.recoveries, tf.int64)
             values["skipped"] = tf.constant(state.skipped, tf.int64)
         state.snapshot = values
-    return bool(are_finite)
+    return are_finite
 
 
 def save(best=None):
@@ -1375,18 +1379,22 @@ def restore(checkpoint, kinds=("model", "optimizer")):
 
     Raise WrongInput if the checkpoint is of another model or optimizer.
     """
-    for kind in kinds:
-        saved = {name: x.shape for name, x in checkpoint.items() if name.startswith(f"{kind}/")}
-        variables = get_variables()[kind]
-        shapes = {f"{kind}/{position}": tuple(x.shape) for position, x in enumerate(variables)}
-        if shapes != saved:
-            raise WrongInput(
-                f"{checkpoint['path']} has {len(saved)} variables of the {kind}, train.py has "
-                f"{len(variables)}, or shapes differ; use the same hooks and flags"
-            )
-        for name, variable in zip(shapes, variables, strict=True):
-            with strategy.scope():
-                variable.assign(checkpoint.pop(name))
+    try:
+        for name, variable in zip(checkpoint["names"], list_variables(model), strict=True):
+            if name.decode() != variable.path:
+                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
+        for kind in kinds:
+            variables = get_variables()[kind]
+            count = sum(name.startswith(f"{kind}/") for name in checkpoint)
+            if count != len(variables):
+                raise ValueError(f"it has {count} {kind} variables, train.py has {len(variables)}")
+            for position, variable in enumerate(variables):
+                variable.assign(checkpoint.pop(f"{kind}/{position}"))
+    except ValueError as error:
+        raise WrongInput(
+            f"{checkpoint['path']} is of another model or optimizer ({get_first_line(error)}); "
+            "use the same hooks and flags"
+        ) from error
 
 
 def restore_run(checkpoint):
@@ -1437,9 +1445,9 @@ def draw_part(draw, shape, **options):
     if context is None or shape.shape[0] == 0:
         return draw(shape=shape, **options)
     index, parts = state.micro_batch
-    part = context.replica_id_in_sync_group * parts + index
+    own_part = context.replica_id_in_sync_group * parts + index
     batch_size = config.global_batch_size // (config.replicas * parts)
-    part = tf.where(shape[0] % batch_size == 0, part, 0)
+    part = tf.where(shape[0] % batch_size == 0, own_part, 0)
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
     first = tf.cast(part, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)
@@ -1467,11 +1475,15 @@ def synchronize_batch_normalization():
     Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
     averages differ, and a checkpoint contains only the first replica's.
     """
+    count = 0
     for each in tf.nest.flatten(model):
         for layer in each._flatten_layers():  # Keras has no public way to list nested layers
             if isinstance(layer, keras.layers.BatchNormalization):
                 check_batch_normalization(layer)
                 layer.synchronized = config.replicas > 1
+                count += layer.synchronized
+    if count:
+        print_status(f"BatchNormalization layers synchronized over replicas: {count}")
 
 
 def read_weights(path):
@@ -1512,8 +1524,7 @@ def load_initial_weights(path):
             print_status(f"  not loaded, its name or shape is new: {weight.path}")
             continue
         _, value = pairs.pop(keys.index(key))  # two layers may have one name
-        with strategy.scope():
-            weight.assign(value)
+        weight.assign(value)
         loaded += 1
         print_status(f"  loaded: {weight.path}")
     if not loaded:
@@ -1532,7 +1543,7 @@ def read_initial_adapted():
     if config.init_checkpoint:
         path = Path(config.init_checkpoint)
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
-            if os.path.exists(folder / "adapted.json"):
+            if (folder / "adapted.json").exists():
                 return read_object(folder.absolute() / "adapted.json")
     return {}
 
@@ -1585,8 +1596,7 @@ def is_valid_log_line(line):
     """Return whether a JSON value is a line of metrics.jsonl."""
     if not isinstance(line, dict) or not {"step", "epoch", "split", "loss"} <= line.keys():
         return False
-    numbers = [value for name, value in line.items() if name != "split"]
-    return all(isinstance(number, int | float) for number in numbers)
+    return all(isinstance(value, int | float) for name, value in line.items() if name != "split")
 
 
 def is_kept_on_resume(line, step):
@@ -1976,7 +1986,7 @@ def recover(first_step):
     state.skipped += state.step - first_step
     state.recoveries += 1
     state.step = first_step
-    values = {}
+    values = {"names": state.snapshot["names"].numpy()}
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
             values[f"{kind}/{position}"] = value.numpy()

@@ -461,14 +461,18 @@ def wait_for_any(pending):
 
 
 def add_up(results, metrics):
-    """Return the mean loss and the metrics of the results of `run_step`."""
+    """Return the mean loss and the metrics of the results of `run_step`.
+
+    Without weights, the loss is 0.
+    """
     loss_sum, weight_sum, *counts = sum(results)  # pyright: ignore[reportGeneralTypeIssues]
     for metric in metrics:
         for variable in metric.variables:
             size = variable.shape.num_elements()
             variable.assign(np.reshape(counts[:size], variable.shape))
             del counts[:size]
-    return summarize(loss_sum, weight_sum, metrics)
+    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
+    return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
 def train(get_arguments, steps):
@@ -498,12 +502,6 @@ def validate(get_arguments, steps):
 def test(get_arguments, steps):
     results = run_steps(distributed_test_step, map(get_arguments, range(steps)))
     return add_up(results, test_metrics)
-
-
-def summarize(loss_sum, weight_sum, metrics):
-    """Return the mean loss and the metrics by name. Without weights, the loss is 0."""
-    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
-    return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
 # 6. Machinery: rarely edited ----------------------------------------------------------------------
@@ -614,7 +612,7 @@ def read_tf_config():
     Without TF_CONFIG, the cluster is empty and this process is the chief. An evaluator is beside
     the cluster.
     """
-    if os.environ.get("TF_CONFIG", "") in ("", "{}"):  # TensorFlow can't read an empty string
+    if os.getenv("TF_CONFIG") in (None, "", "{}"):  # TensorFlow can't read an empty string
         return {}, "chief", 0
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
@@ -1065,7 +1063,7 @@ def create_checkpoints():
 @tf.function
 def are_variables_finite():
     """Return whether all variables of models and optimizers are finite, [] bool."""
-    variables = list_variables(model) + list_variables(optimizer)
+    variables = list_variables((model, optimizer))
     floats = [variable.value for variable in variables if "float" in variable.dtype]
     sums = []
     for value in floats:
@@ -1370,17 +1368,17 @@ def train_epochs(train_set, validation_set):
         check_finite(trained)
         log("train", trained)
         print_progress(trained)
-        is_stopped = bool(signals)
-        if is_stopped:
+        signal_count = len(signals)
+        if signal_count:
             save("last")
-        elif is_end_of_epoch():
+            raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
+        if is_end_of_epoch():
             finish_epoch(validation_set, trained)
             # Workers that got the signal end soon, so another loop may have none.
-            is_stopped = bool(signals)
+            if signals:
+                raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
         elif is_checkpoint_due(first_step):
             save("last")
-        if is_stopped:
-            raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
 
 
 def check_finite(values):

@@ -395,11 +395,16 @@ def run_steps(distributed_step, iterator, steps):
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Return the mean loss and the metrics of some steps."""
+    """Return the mean loss and the metrics of some steps. Without weights, the loss is 0."""
+    if config.deterministic:
+        # Not before the input pipelines are created. They read variables, so TensorFlow would make
+        # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.
+        tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()
     loss_sum, weight_sum = run_steps(distributed_step, iterator, tf.constant(steps)).numpy()
-    return summarize(loss_sum, weight_sum, metrics)
+    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
+    return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
 def train(iterator, steps):
@@ -418,12 +423,6 @@ def validate(iterator, steps):
 
 def test(iterator, steps):
     return run_loop(distributed_test_step, test_metrics, iterator, steps)
-
-
-def summarize(loss_sum, weight_sum, metrics):
-    """Return the mean loss and the metrics by name. Without weights, the loss is 0."""
-    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
-    return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
 # 6. Machinery: rarely edited ----------------------------------------------------------------------
@@ -506,7 +505,7 @@ def exit_on_signals():
 
 def read_tf_config():
     """Set the number of workers and this worker's index."""
-    if os.environ.get("TF_CONFIG") in (None, "", "{}"):
+    if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
         return
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -548,7 +547,7 @@ def find_device_kind():
     """Return the kind of device to train on. With --replicas, these are logical CPU devices."""
     if config.replicas:
         return "CPU"
-    if os.environ.get("TPU_NAME") or tf.config.list_physical_devices("TPU"):
+    if os.getenv("TPU_NAME") or tf.config.list_physical_devices("TPU"):
         return "TPU"
     return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
 
@@ -593,7 +592,7 @@ def create_strategy():
     elif name == "tpu":
         created = tf.distribute.TPUStrategy(
             tf.distribute.cluster_resolver.TPUClusterResolver.connect(
-                os.environ.get("TPU_NAME", "local")
+                os.getenv("TPU_NAME", "local")
             )
         )
     else:
@@ -630,24 +629,23 @@ def check_batch_size():
     size = config.global_batch_size
     divisor = config.replicas
     if size % divisor:
-        lower = size // divisor * divisor or divisor
         raise WrongInput(
             f"--global-batch-size {size} is not divisible by {divisor} replicas; "
-            f"use {lower} or {lower + divisor}"
+            f"use a multiple of {divisor}"
         )
 
 
 def set_up_process():
-    """Install the handlers of signals, and make GPUs deterministic if asked for."""
+    """Install the handlers of signals."""
     exit_on_signals()
-    if config.deterministic:
-        tf.config.experimental.enable_op_determinism()
 
 
 def print_start(checkpoint):
-    devices = f"{config.replicas} × {config.device_kind}"
-    line = f"{config.strategy} on {devices}, {config.steps_per_epoch} steps per epoch"
-    print_status(f"{line}, resumed at step {state.step}" if checkpoint else line)
+    resumed = f", resumed at step {state.step}" if checkpoint else ""
+    print_status(
+        f"{config.strategy} on {config.replicas} × {config.device_kind}, "
+        f"{config.steps_per_epoch} steps per epoch{resumed}"
+    )
 
 
 def load_datasets():
@@ -843,7 +841,7 @@ def create_checkpoints():
 @tf.function
 def are_variables_finite():
     """Return whether all variables of models and optimizers are finite, [] bool."""
-    variables = list_variables(model) + list_variables(optimizer)
+    variables = list_variables((model, optimizer))
     floats = [variable.value for variable in variables if "float" in variable.dtype]
     return tf.reduce_all([tf.math.is_finite(tf.reduce_sum(value)) for value in floats])
 
@@ -939,9 +937,8 @@ def draw_part(draw, shape, **options):
     context = tf.distribute.get_replica_context()
     if context is None or shape.shape[0] == 0:
         return draw(shape=shape, **options)
-    part = context.replica_id_in_sync_group
     batch_size = config.global_batch_size // config.replicas
-    part = tf.where(shape[0] % batch_size == 0, part, 0)
+    part = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
     first = tf.cast(part, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)
@@ -955,10 +952,14 @@ def synchronize_batch_normalization():
     Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
     averages differ, and a checkpoint contains only the first replica's.
     """
+    count = 0
     for each in tf.nest.flatten(model):
         for layer in each._flatten_layers():  # Keras has no public way to list nested layers
             if isinstance(layer, keras.layers.BatchNormalization):
                 layer.synchronized = config.replicas > 1
+                count += layer.synchronized
+    if count:
+        print_status(f"BatchNormalization layers synchronized over replicas: {count}")
 
 
 def run_path(*parts):
@@ -1086,6 +1087,8 @@ def load_adapted(train_split, checkpoint):
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     barrier()
+    # NFS remembers for half a minute that a worker didn't find a folder, until it creates it.
+    os.makedirs(run_path("checkpoints/last"), exist_ok=True)
     check_shared(int(run_path("adapted.json").exists()))
     adapted.update(read_file("adapted.json", parse_object))
 
@@ -1204,15 +1207,14 @@ def train_epochs(train_set, validation_set):
         check_finite(trained)
         log("train", trained)
         print_progress(trained)
-        is_stopped = sum_over_workers(len(signals)) > 0
-        if is_stopped:
+        signal_count = sum_over_workers(len(signals))
+        if signal_count:
             save("last")
-        elif is_end_of_epoch():
+            raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
+        if is_end_of_epoch():
             finish_epoch(validation_set, trained)
         elif is_checkpoint_due(first_step):
             save("last")
-        if is_stopped:
-            raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
 
 
 def check_finite(values):
