@@ -21,26 +21,35 @@ def create_checkpoints():
 
 
 @tf.function
-def are_variables_finite():
-    """Return whether all variables of models and optimizers are finite, [] bool."""
+def sum_variables():
+    """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
     variables = list_variables((model, optimizer))
     floats = [variable.value for variable in variables if "float" in variable.dtype]
     # {% if cookiecutter.__size == "parameter_server" %}
     sums = []
     for value in floats:
         with tf.device(value.device):  # sums are sent over the network, not weights
-            sums.append(tf.reduce_sum(value))
-    return tf.reduce_all([tf.math.is_finite(total) for total in sums])
+            sums.append(tf.cast(tf.reduce_sum(value), tf.float64))
+    return tf.add_n(sums)
     # {% else %}
-    return tf.reduce_all([tf.math.is_finite(tf.reduce_sum(value)) for value in floats])
+    return tf.add_n([tf.cast(tf.reduce_sum(value), tf.float64) for value in floats])
     # {% endif %}
 
 
 def save(kind):
     # {% if cookiecutter.__size == "parameter_server" %}
-    """Write a checkpoint, each server its part, and remove older ones."""
+    """Write a checkpoint, each server its part, and remove older ones.
+
+    Raise RunFailed if a variable is not finite.
+    """
     # {% else %}
-    """Write a checkpoint on the chief, and remove older ones."""
+    """Write a checkpoint on the chief, and remove older ones.
+
+    Raise RunFailed, on each worker, if a variable is not finite.
+    """
+    # {% endif %}
+    check_finite(sum_variables())
+    # {% if cookiecutter.__size != "parameter_server" %}
     if config.worker_index > 0:
         return
     # {% endif %}

@@ -15,7 +15,7 @@ def train_epochs(train_set, validation_set):
         # {% if cookiecutter.__size != "parameter_server" %}
         state.step = last_step
         # {% endif %}
-        check_finite(trained)
+        check_finite(trained["loss"])
         log("train", trained)
         print_progress(trained)
         # {% if cookiecutter.__size == "parameter_server" %}
@@ -37,9 +37,9 @@ def train_epochs(train_set, validation_set):
             save("last")
 
 
-def check_finite(values):
-    """Raise RunFailed, before anything is saved, if the loss or a variable is not finite."""
-    if not (math.isfinite(values["loss"]) and are_variables_finite()):
+def check_finite(number):
+    """Raise RunFailed, before anything is saved, if the loss or `sum_variables` is not finite."""
+    if not math.isfinite(number):
         raise RunFailed(
             f"the loss or a weight is not finite at step {state.step}, which is not saved; "
             f"try a --learning-rate below {config.learning_rate:g}"
@@ -49,7 +49,7 @@ def check_finite(values):
 def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
-    check_finite(validated)
+    check_finite(validated["loss"])
     is_best = is_lowest_score(validated)
     # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
     # saves both here. "last" is saved without this validation, which a resumed run repeats.

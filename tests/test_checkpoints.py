@@ -372,3 +372,44 @@ def test_code_in_a_keras_file_is_not_executed(complete_script, tmp_path):
     message = "--init-checkpoint trap.keras is no run, checkpoint or .keras file"
     assert_fails(outcome, 2, message, "Lambda")
     assert not witness.exists()
+
+
+# --------------------------------------------------------------------------------------------------
+# Weights that are not finite
+# --------------------------------------------------------------------------------------------------
+
+COUNT_CHECKS = """
+@wraps_original
+def sum_variables(original):
+    with open("checks", "a") as file:
+        print(state.step, file=file)
+    return original()
+"""
+
+
+@pytest.fixture(params=["essential", "parameter_server"])
+def small_script(request, essential_script, server_script):
+    """Return a script that reads all weights only before it saves them."""
+    return {"essential": essential_script, "parameter_server": server_script}[request.param]
+
+
+def test_weights_are_checked_only_before_they_are_saved(small_script, tmp_path):
+    script = write_variant(small_script, tmp_path, COUNT_CHECKS)
+    train(script, "--epochs", "2", "--steps-per-loop", "4")  # five loops an epoch
+    steps = list(map(int, (tmp_path / "checks").read_text().split()))
+    assert sorted(set(steps)) == [19, 38]
+
+
+def test_weight_that_is_not_finite_is_not_saved(small_script, tmp_path):
+    code = """
+@wraps_original
+def log(original, split, values):
+    if split == "train" and state.step == 38:
+        weight = model.trainable_variables[0]
+        weight.assign(tf.fill(weight.shape, math.nan))
+    return original(split, values)
+"""
+    script = write_variant(small_script, tmp_path, code)
+    outcome = run_script(script, "--epochs", "3")
+    assert_fails(outcome, 1, "not finite at step 38", "--learning-rate")
+    assert list_checkpoints(tmp_path / "run") == [19]

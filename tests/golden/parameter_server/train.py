@@ -1061,19 +1061,23 @@ def create_checkpoints():
 
 
 @tf.function
-def are_variables_finite():
-    """Return whether all variables of models and optimizers are finite, [] bool."""
+def sum_variables():
+    """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
     variables = list_variables((model, optimizer))
     floats = [variable.value for variable in variables if "float" in variable.dtype]
     sums = []
     for value in floats:
         with tf.device(value.device):  # sums are sent over the network, not weights
-            sums.append(tf.reduce_sum(value))
-    return tf.reduce_all([tf.math.is_finite(total) for total in sums])
+            sums.append(tf.cast(tf.reduce_sum(value), tf.float64))
+    return tf.add_n(sums)
 
 
 def save(kind):
-    """Write a checkpoint, each server its part, and remove older ones."""
+    """Write a checkpoint, each server its part, and remove older ones.
+
+    Raise RunFailed if a variable is not finite.
+    """
+    check_finite(sum_variables())
     checkpoint = checkpoints[kind]
     checkpoint.step.assign(state.step)
     checkpoint.history.assign([json.dumps(state.history)])
@@ -1365,7 +1369,7 @@ def train_epochs(train_set, validation_set):
         first_step = state.step
         last_step = end_of_next_loop(first_step)
         trained = train(iterator, last_step - first_step)
-        check_finite(trained)
+        check_finite(trained["loss"])
         log("train", trained)
         print_progress(trained)
         signal_count = len(signals)
@@ -1381,9 +1385,9 @@ def train_epochs(train_set, validation_set):
             save("last")
 
 
-def check_finite(values):
-    """Raise RunFailed, before anything is saved, if the loss or a variable is not finite."""
-    if not (math.isfinite(values["loss"]) and are_variables_finite()):
+def check_finite(number):
+    """Raise RunFailed, before anything is saved, if the loss or `sum_variables` is not finite."""
+    if not math.isfinite(number):
         raise RunFailed(
             f"the loss or a weight is not finite at step {state.step}, which is not saved; "
             f"try a --learning-rate below {config.learning_rate:g}"
@@ -1393,7 +1397,7 @@ def check_finite(values):
 def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
-    check_finite(validated)
+    check_finite(validated["loss"])
     is_best = is_lowest_score(validated)
     # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
     # saves both here. "last" is saved without this validation, which a resumed run repeats.
