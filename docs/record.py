@@ -45,6 +45,7 @@ QUIET_SECONDS = 0.15  # without output, the screen is complete
 FRAME_SECONDS = 0.1  # with continuous output
 LONGEST_SECONDS = 1.5  # a screen that doesn't change
 LAST_SECONDS = 6
+PATIENCE = 120  # seconds, for what the next keys wait for
 CTRL_C = "\x03"
 
 # Patterns of the output so far, and the keys that are typed when they match.
@@ -124,7 +125,10 @@ def record():
         stack.callback(os.close, terminal.file)  # ends bash
         for pattern, keys in KEYS:
             terminal.read_screen()
+            deadline = time.monotonic() + PATIENCE
             while not terminal.shows(pattern):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{pattern} doesn't appear in {terminal.output}")
                 terminal.read_screen()
             terminal.type_keys(keys)
         return terminal.frames
