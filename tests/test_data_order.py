@@ -246,14 +246,16 @@ def count_parallel_batches(script, folder, cores, *flags):
 @pytest.mark.parametrize("flags", [(), ("--deterministic",)])
 @pytest.mark.parametrize("size", SIZES)
 def test_cores_create_batches_in_parallel(size, flags, scripts, tmp_path):
-    counts = count_parallel_batches(scripts[size], tmp_path, 2, *flags)
+    script = scripts[size]
+    counts = count_parallel_batches(script, tmp_path, 2, *flags)
     assert counts == {1, 2}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 def test_one_core_creates_one_batch_at_a_time(size, scripts, tmp_path):
-    counts = count_parallel_batches(scripts[size], tmp_path, 1)
+    script = scripts[size]
+    counts = count_parallel_batches(script, tmp_path, 1)
     assert counts == {1}
 
 

@@ -205,8 +205,8 @@ RESUME = {
         KILLED_ESSENTIAL.replace("SIGKILL", "SIGTERM"),
     ),
     "a worker's signal stops all workers": Break(
-        "sum_over_workers(len(signals)) > 0",
-        "len(signals) > 0",
+        "sum_over_workers(len(signals))",
+        "len(signals)",
         KILLED_ESSENTIAL.replace("SIGKILL-one replica", "SIGTERM-two workers"),
     ),
 }
