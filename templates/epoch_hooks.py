@@ -14,5 +14,5 @@ def end_epoch(history):
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
     changes here must depend on `history` only.
     """
-    # TODO(you): stop early, set `optimizer.learning_rate`, or write samples.
+    # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False

@@ -16,6 +16,7 @@ gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 # or of one of its --accumulation-steps.
 # {% else %}
 # Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
+# In the complete script, it divides by the examples of one of its --accumulation-steps.
 # {% endif %}
 GLOBAL_BATCH_SIZE: int
 
@@ -95,7 +96,7 @@ class Config:
         None, "stop after as many epochs without a lower score", type=bounded(int)
     )
     recover_from_nan: int = flag(
-        0, "most repetitions of a loop whose loss is not finite", type=bounded(int, above=-1)
+        0, "most loops that a run repeats if the loss is not finite", type=bounded(int, above=-1)
     )
     export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
     init_checkpoint: str | None = flag(

@@ -1,6 +1,6 @@
 @tf.function
 def run_steps(distributed_step, iterator, steps):
-    """Run many steps in one graph. Return the sums of losses and weights, [2] float64.
+    """Run many steps in one graph. Return sums of losses and sample weights, [2] float64.
 
     `steps` is a tensor, since a Python number would trace a graph for each value.
     """
@@ -11,7 +11,7 @@ def run_steps(distributed_step, iterator, steps):
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Return the mean loss and the metrics of some steps. Without weights, the loss is 0."""
+    """Return the mean loss and the metrics of some steps. If weights sum to 0, the loss is 0."""
     if config.deterministic:
         # Not before the input pipelines are created. They read variables, so TensorFlow would make
         # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.

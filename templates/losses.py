@@ -10,8 +10,8 @@ def compute_losses(labels, predictions):
 def compute_loss(labels, predictions, sample_weight):
     """Return one replica's share of the training loss, [].
 
-    The shares of all replicas add up to the mean over the global batch plus the regularization
-    losses. `sample_weight`, [batch] float32, is 1 for each example unless `preprocess` returns it.
+    The shares of all replicas add up to sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the
+    regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)

@@ -29,15 +29,15 @@ def draw_part(draw, shape, **options):
         return draw(shape=shape, **options)
     # {% if cookiecutter.__size == "complete" %}
     index, parts = state.micro_batch
-    own_part = context.replica_id_in_sync_group * parts + index
+    own_share = context.replica_id_in_sync_group * parts + index
     batch_size = config.global_batch_size // (config.replicas * parts)
-    part = tf.where(shape[0] % batch_size == 0, own_part, 0)
+    share = tf.where(shape[0] % batch_size == 0, own_share, 0)
     # {% else %}
     batch_size = config.global_batch_size // config.replicas
-    part = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
+    share = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
     # {% endif %}
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
-    first = tf.cast(part, tf.int64) * size
+    first = tf.cast(share, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)
-    numbers = draw(shape=[size + 3], **options)  # a constant number, which TPUs need
+    numbers = draw(shape=[size + 3], **options)  # of constant length, which TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)

@@ -31,7 +31,7 @@ def write_file(name, text):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    A checkpoint is saved before the validation at its step, so a resumed run repeats that.
+    A checkpoint lacks the validation at its step, so a resumed run repeats that.
     """
     return line["step"] < step or (line["step"] == step and line["split"] == "train")
 

@@ -1,5 +1,5 @@
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that rises linearly from 0, then is constant or falls to 0 at the last step.
+    """A learning rate that rises linearly from 0, then is constant or falls to 0 after all steps.
 
     It falls linearly or along a cosine (arxiv.org/abs/1608.03983). Keras's CosineDecay has a
     warm-up too, but no linear decay.

@@ -21,7 +21,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with one replica's batch. Return the sums of losses and weights, [2]."""
+    """Update the model with one replica's batch. Return sums of losses and sample weights, [2]."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)

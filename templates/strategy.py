@@ -110,19 +110,18 @@ def create_local_strategy(name):
 
 def check_batch_size():
     """Raise WrongInput if the replicas can't share the global batch equally."""
-    size = config.global_batch_size
     # {% if cookiecutter.__size == "complete" %}
     divisor = config.replicas * config.accumulation_steps
-    # {% else %}
-    divisor = config.replicas
-    # {% endif %}
-    if size % divisor:
+    if config.global_batch_size % divisor:
         raise WrongInput(
-            # {% if cookiecutter.__size == "complete" %}
-            f"--global-batch-size {size} is not divisible by {config.replicas} replicas times "
-            f"--accumulation-steps {config.accumulation_steps}; "
-            # {% else %}
-            f"--global-batch-size {size} is not divisible by {divisor} replicas; "
-            # {% endif %}
+            f"--global-batch-size {config.global_batch_size} is not divisible by "
+            f"{config.replicas} replicas times --accumulation-steps {config.accumulation_steps}; "
             f"use a multiple of {divisor}"
         )
+    # {% else %}
+    if config.global_batch_size % config.replicas:
+        raise WrongInput(
+            f"--global-batch-size {config.global_batch_size} is not divisible by "
+            f"{config.replicas} replicas; use a multiple of {config.replicas}"
+        )
+    # {% endif %}

@@ -38,10 +38,10 @@ def train_epochs(train_set, validation_set):
 
 
 def check_finite(number):
-    """Raise RunFailed, before anything is saved, if the loss or `sum_variables` is not finite."""
+    """Raise RunFailed, before anything is saved, if a loss, score or sum is not finite."""
     if not math.isfinite(number):
         raise RunFailed(
-            f"the loss or a weight is not finite at step {state.step}, which is not saved; "
+            f"the loss, score or a weight is not finite at step {state.step}, which is not saved; "
             f"try a --learning-rate below {config.learning_rate:g}"
         )
 
@@ -49,7 +49,7 @@ def check_finite(number):
 def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
-    check_finite(validated["loss"])
+    check_finite(validated["loss"] + score(validated))
     is_best = is_lowest_score(validated)
     # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
     # saves both here. "last" is saved without this validation, which a resumed run repeats.

@@ -9,6 +9,7 @@ import json
 import pytest
 from running import (
     WORKERS,
+    assert_fails,
     assert_rejected,
     assert_same_run,
     assert_succeeded,
@@ -72,6 +73,22 @@ def test_history_has_the_validation_lines(plateau_run):
     histories = [json.loads(call) for call in calls.splitlines()]
     validations = read_split(plateau_run, "validation")
     assert histories == [validations[:number] for number in range(1, 7)]
+
+
+NO_SCORE = """
+def score(validation):
+    return math.nan if validation["loss"] < 1 else validation["loss"]
+"""
+
+
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_score_that_is_not_a_number_ends_the_run(size, scripts, tmp_path):
+    # Otherwise no later score would be lower.
+    script = write_variant(scripts[size], tmp_path, NO_SCORE)
+    outcome = run_script(script, "--epochs", "3")
+    assert_fails(outcome, 1, "score", "not finite")
+    steps = [line["step"] for line in read_split(tmp_path / "run", "validation")]
+    assert steps == [19]
 
 
 def test_lowest_score_selects_the_best_checkpoint(train_once):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from parameter_servers import (
     RECORD_STEPS,
@@ -447,6 +448,17 @@ def test_rows_of_a_split_embedding_are_spread_by_remainder(rows, parts, sizes):
     tables, found = query("updates.look_up_split_embedding", layer, rows, parts)
     assert [len(table) for table in tables] == sizes
     assert found == [tables[row % parts][row // parts] for row in range(rows)]
+
+
+@pytest.mark.long
+def test_frequent_rows_of_a_split_embedding_are_on_both_servers():
+    layer = read_python_block(SPLIT_EMBEDDING, "@keras")
+    tables, found = query("updates.look_up_split_embedding", layer, 1000, 2)
+    uses = np.arange(1, 1001) ** -1.15  # Zipf's law; the most frequent row is the first
+    on_first = np.array([row in tables[0] for row in found])
+    assert uses[on_first].sum() / uses.sum() < 0.6
+    # By contiguous blocks, as TensorFlow splits tables, almost all uses would be on one server.
+    assert uses[:500].sum() / uses.sum() > 0.9
 
 
 @pytest.mark.long

@@ -290,6 +290,15 @@ def test_run_keeps_its_vocabulary_and_rejects_other_texts(text_script, tmp_path)
 
 
 @pytest.mark.long
+def test_default_warm_up_rejects_other_epochs(text_script, tmp_path):
+    # It is a tenth of all steps.
+    script = write_variant(text_script, tmp_path, SMALL_TEXTS)
+    train(script, "--schedule", "constant", "--epochs", "1")
+    outcome = run_script(script, "--schedule", "constant", "--epochs", "2")
+    assert_rejected(outcome, "epochs 1, not 2")
+
+
+@pytest.mark.long
 def test_new_run_has_its_own_vocabulary(text_script, first_runs, tmp_path):
     script = write_variant(text_script, tmp_path, SMALL_TEXTS, OTHER_TEXTS)
     train(script, "--epochs", "1")

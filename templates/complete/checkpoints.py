@@ -15,10 +15,11 @@ def copy_variables():
 
     On a CPU the copy is cheap: the buffers are shared until the next step writes to them.
     """
+    variables = get_variables()
+    sums = [tf.reduce_sum(x) for x in tf.nest.flatten(variables) if x.dtype.is_floating]
+    are_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
     with tf.device("CPU:0"):
-        values = tf.nest.map_structure(tf.identity, get_variables())
-        sums = [tf.reduce_sum(x) for x in tf.nest.flatten(values) if x.dtype.is_floating]
-        return values, tf.reduce_all([tf.math.is_finite(total) for total in sums])
+        return tf.nest.map_structure(tf.identity, variables), are_finite
 
 
 def take_snapshot():

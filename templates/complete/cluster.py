@@ -1,6 +1,7 @@
 def wait_for_workers(addresses):
-    """Wait until all workers have connected to the chief's address in TF_CONFIG.
+    """Have the chief wait for all workers, and each other worker for the chief.
 
+    They connect to the chief's address in TF_CONFIG.
     TensorFlow listens there later. It would wait for an hour without a message, and no Python
     handler would be called meanwhile.
     """

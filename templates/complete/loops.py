@@ -3,7 +3,7 @@ def run_steps(distributed_step, iterator, steps):
     """Run many steps in one graph.
 
     `steps` is a tensor, since a Python number would trace a graph for each value. Return the sums
-    of losses and weights, [2] float64, and the seconds spent waiting for data, [] float64.
+    of losses and sample weights, [2] float64, and the seconds spent waiting for data, [] float64.
     """
     sums = tf.zeros([2], tf.float64)
     waited = tf.zeros([], tf.float64)
@@ -24,7 +24,7 @@ def run_steps(distributed_step, iterator, steps):
 def run_loop(distributed_step, metrics, iterator, steps):
     """Return the mean loss and the metrics of some steps, and the seconds waited for data.
 
-    Without weights, the loss is 0.
+    If sample weights sum to 0, the loss is 0.
     """
     if config.deterministic:
         # Not before the input pipelines are created. They read variables, so TensorFlow would make

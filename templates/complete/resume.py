@@ -45,8 +45,13 @@ def check_run():
     """Raise WrongInput if hooks or settings have changed, or RunFinished at the end of the run."""
     check_edits()
     before = check_settings(FIXED_SETTINGS)
+    # {% if cookiecutter.task == "text_classification" %}
+    if config.schedule != "constant" or config.warmup_steps is None:
+        check_settings(["epochs"])  # the schedule and the default warm-up depend on them
+    # {% else %}
     if config.schedule != "constant":
         check_settings(["epochs"])  # the schedule ends with the last one
+    # {% endif %}
     lines = read_log()
     if lines:
         check_end(lines[-1], before)
@@ -78,7 +83,7 @@ def check_end(last_line, before):
     if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
-            "more --epochs would continue it"
+            "with a constant --schedule, more --epochs would continue it"
         )
 
 

@@ -40,7 +40,7 @@ def set_profiling(is_wanted):
 
 
 def recover(first_step):
-    """Go back to the start of a loop whose loss is not finite, and continue with other batches.
+    """Go back to the start of a loop whose loss is not finite. The input goes on to later batches.
 
     Raise RunFailed if --recover-from-nan doesn't allow it.
     """
@@ -72,8 +72,8 @@ def finish_epoch(validation_set, trained):
     best = {**state.snapshot, **copy_variables()[0]}  # the model with its EMA
     del best["optimizer"]
     swap_ema_weights()
-    if not math.isfinite(validated["loss"]):
-        raise RunFailed(f"the validation loss is not finite at step {state.step}, not saved")
+    if not math.isfinite(validated["loss"] + score(validated)):
+        raise RunFailed(f"the loss or score of step {state.step} is not finite, and not saved")
     is_best = is_lowest_score(validated)
     # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
@@ -117,7 +117,7 @@ def evaluate(checkpoint, validation_set, test_set):
 
 
 def evaluate_continuously(validation_set):
-    """Validate each new checkpoint of a run, until it is finished or --timeout has passed."""
+    """Validate the newest checkpoint of a run, until it is finished or --timeout has passed."""
     trained_dir = run_path()
     config.run_dir = str(run_path("evaluator"))
     state.step = max((line["step"] for line in read_log()), default=0)

@@ -36,7 +36,7 @@ def wait_for_any(pending):
 def add_up(results, metrics):
     """Return the mean loss and the metrics of the results of `run_step`.
 
-    Without weights, the loss is 0.
+    If sample weights sum to 0, the loss is 0.
     """
     loss_sum, weight_sum, *counts = sum(results)  # pyright: ignore[reportGeneralTypeIssues]
     for metric in metrics:

@@ -155,7 +155,7 @@ class Config:
         None, "stop after as many epochs without a lower score", type=bounded(int)
     )
     recover_from_nan: int = flag(
-        0, "most repetitions of a loop whose loss is not finite", type=bounded(int, above=-1)
+        0, "most loops that a run repeats if the loss is not finite", type=bounded(int, above=-1)
     )
     export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
     init_checkpoint: str | None = flag(
@@ -230,7 +230,7 @@ def adapt(train):
 
 
 def fetch(batch):
-    """Read what the elements of a batch point to, such as files.
+    """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
 
     The exported model takes the first component of what this returns.
     """
@@ -242,10 +242,10 @@ def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
-    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
-    function of --seed, epoch (from 0; 0 in evaluation) and position: draw random numbers from
-    `seeds` only. Create a lookup table once, in a function with @functools.cache: then it is
-    exported, too.
+    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
+    function of --seed, of the epoch, and of the example's place in the order of the epoch. In
+    evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
+    once, in a function with @functools.cache: then it is exported, too.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -309,8 +309,8 @@ def compute_losses(labels, predictions):
 def compute_loss(labels, predictions, sample_weight):
     """Return one replica's share of the training loss, [].
 
-    The shares of all replicas add up to the mean over the global batch plus the regularization
-    losses. `sample_weight`, [batch] float32, is 1 for each example unless `preprocess` returns it.
+    The shares of all replicas add up to sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the
+    regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
@@ -336,7 +336,7 @@ def end_epoch(history):
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
     changes here must depend on `history` only.
     """
-    # TODO(you): stop early, set `optimizer.learning_rate`, or write samples.
+    # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
 
 
@@ -389,7 +389,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with one replica's batch. Return the sums of losses and weights, [2]."""
+    """Update the model with one replica's batch. Return sums of losses and sample weights, [2]."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
@@ -443,7 +443,7 @@ def run_steps(distributed_step, iterator, steps):
     """Run many steps in one graph.
 
     `steps` is a tensor, since a Python number would trace a graph for each value. Return the sums
-    of losses and weights, [2] float64, and the seconds spent waiting for data, [] float64.
+    of losses and sample weights, [2] float64, and the seconds spent waiting for data, [] float64.
     """
     sums = tf.zeros([2], tf.float64)
     waited = tf.zeros([], tf.float64)
@@ -464,7 +464,7 @@ def run_steps(distributed_step, iterator, steps):
 def run_loop(distributed_step, metrics, iterator, steps):
     """Return the mean loss and the metrics of some steps, and the seconds waited for data.
 
-    Without weights, the loss is 0.
+    If sample weights sum to 0, the loss is 0.
     """
     if config.deterministic:
         # Not before the input pipelines are created. They read variables, so TensorFlow would make
@@ -709,8 +709,9 @@ def sum_over_workers(numbers):
 
 
 def wait_for_workers(addresses):
-    """Wait until all workers have connected to the chief's address in TF_CONFIG.
+    """Have the chief wait for all workers, and each other worker for the chief.
 
+    They connect to the chief's address in TF_CONFIG.
     TensorFlow listens there later. It would wait for an hour without a message, and no Python
     handler would be called meanwhile.
     """
@@ -906,12 +907,11 @@ def create_local_strategy(name):
 
 def check_batch_size():
     """Raise WrongInput if the replicas can't share the global batch equally."""
-    size = config.global_batch_size
     divisor = config.replicas * config.accumulation_steps
-    if size % divisor:
+    if config.global_batch_size % divisor:
         raise WrongInput(
-            f"--global-batch-size {size} is not divisible by {config.replicas} replicas times "
-            f"--accumulation-steps {config.accumulation_steps}; "
+            f"--global-batch-size {config.global_batch_size} is not divisible by "
+            f"{config.replicas} replicas times --accumulation-steps {config.accumulation_steps}; "
             f"use a multiple of {divisor}"
         )
 
@@ -1118,7 +1118,7 @@ class Adam(keras.optimizers.Adam):
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that rises linearly from 0, then is constant or falls to 0 at the last step.
+    """A learning rate that rises linearly from 0, then is constant or falls to 0 after all steps.
 
     It falls linearly or along a cosine (arxiv.org/abs/1608.03983). Keras's CosineDecay has a
     warm-up too, but no linear decay.
@@ -1255,10 +1255,11 @@ def copy_variables():
 
     On a CPU the copy is cheap: the buffers are shared until the next step writes to them.
     """
+    variables = get_variables()
+    sums = [tf.reduce_sum(x) for x in tf.nest.flatten(variables) if x.dtype.is_floating]
+    are_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
     with tf.device("CPU:0"):
-        values = tf.nest.map_structure(tf.identity, get_variables())
-        sums = [tf.reduce_sum(x) for x in tf.nest.flatten(values) if x.dtype.is_floating]
-        return values, tf.reduce_all([tf.math.is_finite(total) for total in sums])
+        return tf.nest.map_structure(tf.identity, variables), are_finite
 
 
 def take_snapshot():
@@ -1450,13 +1451,13 @@ def draw_part(draw, shape, **options):
     if context is None or shape.shape[0] == 0:
         return draw(shape=shape, **options)
     index, parts = state.micro_batch
-    own_part = context.replica_id_in_sync_group * parts + index
+    own_share = context.replica_id_in_sync_group * parts + index
     batch_size = config.global_batch_size // (config.replicas * parts)
-    part = tf.where(shape[0] % batch_size == 0, own_part, 0)
+    share = tf.where(shape[0] % batch_size == 0, own_share, 0)
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
-    first = tf.cast(part, tf.int64) * size
+    first = tf.cast(share, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)
-    numbers = draw(shape=[size + 3], **options)  # a constant number, which TPUs need
+    numbers = draw(shape=[size + 3], **options)  # of constant length, which TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
 
 
@@ -1607,7 +1608,7 @@ def is_valid_log_line(line):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    A checkpoint is saved before the validation at its step, so a resumed run repeats that.
+    A checkpoint lacks the validation at its step, so a resumed run repeats that.
     """
     return line["step"] < step or (line["step"] == step and line["split"] == "train")
 
@@ -1728,7 +1729,7 @@ def check_end(last_line, before):
     if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
-            "more --epochs would continue it"
+            "with a constant --schedule, more --epochs would continue it"
         )
 
 
@@ -1978,7 +1979,7 @@ def set_profiling(is_wanted):
 
 
 def recover(first_step):
-    """Go back to the start of a loop whose loss is not finite, and continue with other batches.
+    """Go back to the start of a loop whose loss is not finite. The input goes on to later batches.
 
     Raise RunFailed if --recover-from-nan doesn't allow it.
     """
@@ -2010,8 +2011,8 @@ def finish_epoch(validation_set, trained):
     best = {**state.snapshot, **copy_variables()[0]}  # the model with its EMA
     del best["optimizer"]
     swap_ema_weights()
-    if not math.isfinite(validated["loss"]):
-        raise RunFailed(f"the validation loss is not finite at step {state.step}, not saved")
+    if not math.isfinite(validated["loss"] + score(validated)):
+        raise RunFailed(f"the loss or score of step {state.step} is not finite, and not saved")
     is_best = is_lowest_score(validated)
     # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
@@ -2062,7 +2063,7 @@ def evaluate(checkpoint, validation_set, test_set):
 
 
 def evaluate_continuously(validation_set):
-    """Validate each new checkpoint of a run, until it is finished or --timeout has passed."""
+    """Validate the newest checkpoint of a run, until it is finished or --timeout has passed."""
     trained_dir = run_path()
     config.run_dir = str(run_path("evaluator"))
     state.step = max((line["step"] for line in read_log()), default=0)

@@ -73,6 +73,7 @@ validation_metrics: list
 test_metrics: list
 
 # Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
+# In the complete script, it divides by the examples of one of its --accumulation-steps.
 GLOBAL_BATCH_SIZE: int
 
 adapted: dict = {}  # what the hook `adapt` returned
@@ -171,7 +172,7 @@ def adapt(train):
 
 
 def fetch(batch):
-    """Read what the elements of a batch point to, such as files.
+    """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
 
     The exported model takes the first component of what this returns.
     """
@@ -183,10 +184,10 @@ def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
-    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
-    function of --seed, epoch (from 0; 0 in evaluation) and position: draw random numbers from
-    `seeds` only. Create a lookup table once, in a function with @functools.cache: then it is
-    exported, too.
+    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
+    function of --seed, of the epoch, and of the example's place in the order of the epoch. In
+    evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
+    once, in a function with @functools.cache: then it is exported, too.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -250,8 +251,8 @@ def compute_losses(labels, predictions):
 def compute_loss(labels, predictions, sample_weight):
     """Return one replica's share of the training loss, [].
 
-    The shares of all replicas add up to the mean over the global batch plus the regularization
-    losses. `sample_weight`, [batch] float32, is 1 for each example unless `preprocess` returns it.
+    The shares of all replicas add up to sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the
+    regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
@@ -277,7 +278,7 @@ def end_epoch(history):
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
     changes here must depend on `history` only.
     """
-    # TODO(you): stop early, set `optimizer.learning_rate`, or write samples.
+    # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
 
 
@@ -330,7 +331,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with one replica's batch. Return the sums of losses and weights, [2]."""
+    """Update the model with one replica's batch. Return sums of losses and sample weights, [2]."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
@@ -463,7 +464,7 @@ def wait_for_any(pending):
 def add_up(results, metrics):
     """Return the mean loss and the metrics of the results of `run_step`.
 
-    Without weights, the loss is 0.
+    If sample weights sum to 0, the loss is 0.
     """
     loss_sum, weight_sum, *counts = sum(results)  # pyright: ignore[reportGeneralTypeIssues]
     for metric in metrics:
@@ -1167,7 +1168,7 @@ def read_file(name, parse):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    A checkpoint is saved before the validation at its step, so a resumed run repeats that.
+    A checkpoint lacks the validation at its step, so a resumed run repeats that.
     """
     return line["step"] < step or (line["step"] == step and line["split"] == "train")
 
@@ -1386,10 +1387,10 @@ def train_epochs(train_set, validation_set):
 
 
 def check_finite(number):
-    """Raise RunFailed, before anything is saved, if the loss or `sum_variables` is not finite."""
+    """Raise RunFailed, before anything is saved, if a loss, score or sum is not finite."""
     if not math.isfinite(number):
         raise RunFailed(
-            f"the loss or a weight is not finite at step {state.step}, which is not saved; "
+            f"the loss, score or a weight is not finite at step {state.step}, which is not saved; "
             f"try a --learning-rate below {config.learning_rate:g}"
         )
 
@@ -1397,7 +1398,7 @@ def check_finite(number):
 def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
-    check_finite(validated["loss"])
+    check_finite(validated["loss"] + score(validated))
     is_best = is_lowest_score(validated)
     # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
     # saves both here. "last" is saved without this validation, which a resumed run repeats.

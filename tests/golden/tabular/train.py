@@ -69,6 +69,7 @@ validation_metrics: list
 test_metrics: list
 
 # Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
+# In the complete script, it divides by the examples of one of its --accumulation-steps.
 GLOBAL_BATCH_SIZE: int
 
 adapted: dict = {}  # what the hook `adapt` returned
@@ -176,7 +177,7 @@ def adapt(train):
 
 
 def fetch(batch):
-    """Read what the elements of a batch point to, such as files.
+    """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
 
     The exported model takes the first component of what this returns.
     """
@@ -188,10 +189,10 @@ def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
     `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
-    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example, a
-    function of --seed, epoch (from 0; 0 in evaluation) and position: draw random numbers from
-    `seeds` only. Create a lookup table once, in a function with @functools.cache: then it is
-    exported, too.
+    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
+    function of --seed, of the epoch, and of the example's place in the order of the epoch. In
+    evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
+    once, in a function with @functools.cache: then it is exported, too.
     """
     # TODO(you): parse, add noise. For an operation on single examples use tf.map_fn:
     #     features, targets = batch
@@ -253,8 +254,8 @@ def compute_losses(labels, predictions):
 def compute_loss(labels, predictions, sample_weight):
     """Return one replica's share of the training loss, [].
 
-    The shares of all replicas add up to the mean over the global batch plus the regularization
-    losses. `sample_weight`, [batch] float32, is 1 for each example unless `preprocess` returns it.
+    The shares of all replicas add up to sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the
+    regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
@@ -280,7 +281,7 @@ def end_epoch(history):
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
     changes here must depend on `history` only.
     """
-    # TODO(you): stop early, set `optimizer.learning_rate`, or write samples.
+    # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
 
 
@@ -333,7 +334,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with one replica's batch. Return the sums of losses and weights, [2]."""
+    """Update the model with one replica's batch. Return sums of losses and sample weights, [2]."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
@@ -384,7 +385,7 @@ def distributed_test_step(batch):
 
 @tf.function
 def run_steps(distributed_step, iterator, steps):
-    """Run many steps in one graph. Return the sums of losses and weights, [2] float64.
+    """Run many steps in one graph. Return sums of losses and sample weights, [2] float64.
 
     `steps` is a tensor, since a Python number would trace a graph for each value.
     """
@@ -395,7 +396,7 @@ def run_steps(distributed_step, iterator, steps):
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Return the mean loss and the metrics of some steps. Without weights, the loss is 0."""
+    """Return the mean loss and the metrics of some steps. If weights sum to 0, the loss is 0."""
     if config.deterministic:
         # Not before the input pipelines are created. They read variables, so TensorFlow would make
         # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.
@@ -631,12 +632,10 @@ def create_local_strategy(name):
 
 def check_batch_size():
     """Raise WrongInput if the replicas can't share the global batch equally."""
-    size = config.global_batch_size
-    divisor = config.replicas
-    if size % divisor:
+    if config.global_batch_size % config.replicas:
         raise WrongInput(
-            f"--global-batch-size {size} is not divisible by {divisor} replicas; "
-            f"use a multiple of {divisor}"
+            f"--global-batch-size {config.global_batch_size} is not divisible by "
+            f"{config.replicas} replicas; use a multiple of {config.replicas}"
         )
 
 
@@ -947,11 +946,11 @@ def draw_part(draw, shape, **options):
     if context is None or shape.shape[0] == 0:
         return draw(shape=shape, **options)
     batch_size = config.global_batch_size // config.replicas
-    part = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
+    share = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
-    first = tf.cast(part, tf.int64) * size
+    first = tf.cast(share, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)
-    numbers = draw(shape=[size + 3], **options)  # a constant number, which TPUs need
+    numbers = draw(shape=[size + 3], **options)  # of constant length, which TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
 
 
@@ -1002,7 +1001,7 @@ def read_file(name, parse):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    A checkpoint is saved before the validation at its step, so a resumed run repeats that.
+    A checkpoint lacks the validation at its step, so a resumed run repeats that.
     """
     return line["step"] < step or (line["step"] == step and line["split"] == "train")
 
@@ -1227,10 +1226,10 @@ def train_epochs(train_set, validation_set):
 
 
 def check_finite(number):
-    """Raise RunFailed, before anything is saved, if the loss or `sum_variables` is not finite."""
+    """Raise RunFailed, before anything is saved, if a loss, score or sum is not finite."""
     if not math.isfinite(number):
         raise RunFailed(
-            f"the loss or a weight is not finite at step {state.step}, which is not saved; "
+            f"the loss, score or a weight is not finite at step {state.step}, which is not saved; "
             f"try a --learning-rate below {config.learning_rate:g}"
         )
 
@@ -1238,7 +1237,7 @@ def check_finite(number):
 def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
-    check_finite(validated["loss"])
+    check_finite(validated["loss"] + score(validated))
     is_best = is_lowest_score(validated)
     # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
     # saves both here. "last" is saved without this validation, which a resumed run repeats.
