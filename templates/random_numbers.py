@@ -39,5 +39,5 @@ def draw_part(draw, shape, **options):
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
     first = tf.cast(share, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)
-    numbers = draw(shape=[size + 3], **options)  # of constant length, which TPUs need
+    numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)

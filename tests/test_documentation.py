@@ -639,7 +639,8 @@ def test_commands_grow_a_script(task, execute, readmes, render, tmp_path):
 
 CHECKPOINT = """\
 checkpoint = tf.train.Checkpoint(model=[variable.value for variable in model.variables])
-checkpoint.restore(tf.train.latest_checkpoint("run/checkpoints/best")).expect_partial()
+status = checkpoint.restore(tf.train.latest_checkpoint("run/checkpoints/best"))
+status.assert_existing_objects_matched().expect_partial()
 """
 # The script's model then has the weights of the run's export.
 USE_OF_CHECKPOINT = """\

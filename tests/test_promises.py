@@ -42,8 +42,8 @@ REPLICAS = {
         "replicas.py::test_replicas_agree_with_dropout[2]",
     ),
     "a replica draws its part of the random numbers": Break(
-        "    first = tf.cast(part, tf.int64) * size\n",
-        "    first = tf.cast(0 * part, tf.int64) * size\n",
+        "    first = tf.cast(share, tf.int64) * size\n",
+        "    first = tf.cast(0 * share, tf.int64) * size\n",
         "replicas.py::test_replicas_agree_with_dropout[2]",
     ),
     "the regularization counts once": Break(
@@ -227,7 +227,7 @@ NOTHING_IS_LOST = {
         "command_line.py::test_run_stops_before_it_saves_a_non_finite_loss",
     ),
     "a non-finite validation loss stops the run": Break(
-        '    if not math.isfinite(validated["loss"]):\n',
+        '    if not math.isfinite(validated["loss"] + score(validated)):\n',
         "    if False:\n",
         "command_line.py::test_run_stops_before_it_saves_a_non_finite_validation_loss",
     ),
@@ -245,7 +245,7 @@ ERRORS_SPEAK = {
         "[--clip-norm-clip_norm]",
     ),
     "a batch that replicas can't share is rejected": Break(
-        "    if size % divisor:\n",
+        "    if config.global_batch_size % divisor:\n",
         "    if False:\n",
         "command_line.py::test_batch_that_replicas_cannot_share_is_rejected",
     ),

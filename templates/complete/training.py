@@ -40,7 +40,7 @@ def set_profiling(is_wanted):
 
 
 def recover(first_step):
-    """Go back to the start of a loop whose loss is not finite. The input goes on to later batches.
+    """Go back to the start of a loop whose loss is not finite. The input continues with later batches.
 
     Raise RunFailed if --recover-from-nan doesn't allow it.
     """

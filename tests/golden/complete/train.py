@@ -1457,7 +1457,7 @@ def draw_part(draw, shape, **options):
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
     first = tf.cast(share, tf.int64) * size
     options["counter"] += tf.cast([first // 4, 0], tf.uint64)
-    numbers = draw(shape=[size + 3], **options)  # of constant length, which TPUs need
+    numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
 
 
@@ -1979,7 +1979,7 @@ def set_profiling(is_wanted):
 
 
 def recover(first_step):
-    """Go back to the start of a loop whose loss is not finite. The input goes on to later batches.
+    """Go back to the start of a loop whose loss is not finite. The input continues with later batches.
 
     Raise RunFailed if --recover-from-nan doesn't allow it.
     """
