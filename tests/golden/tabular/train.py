@@ -291,7 +291,8 @@ def create_serving_function(models, example):
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it;
     the default takes its first component, and returns the predictions of the first model.
     """
-    # TODO(you): serve something else, such as a decoder or a loop that generates text.
+    # TODO(you): serve something else, such as a decoder or a loop that generates text. If the model
+    # takes sequences of any length, set that length to None in `specs`.
     is_tuple = isinstance(example, tuple)
     first, *others = example if is_tuple else [example]
     specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), first)
