@@ -86,7 +86,7 @@ def test_score_that_is_not_a_number_ends_the_run(size, scripts, tmp_path):
     # Otherwise no later score would be lower.
     script = write_variant(scripts[size], tmp_path, NO_SCORE)
     outcome = run_script(script, "--epochs", "3")
-    assert_fails(outcome, 1, "score", "not finite")
+    assert_fails(outcome, 1, "not finite", "step 38")
     steps = [line["step"] for line in read_split(tmp_path / "run", "validation")]
     assert steps == [19]
 

@@ -40,7 +40,7 @@ def set_profiling(is_wanted):
 
 
 def recover(first_step):
-    """Go back to the start of a loop whose loss is not finite. The input continues with later batches.
+    """Go back to the start of a loop whose loss is not finite. The input continues where it is.
 
     Raise RunFailed if --recover-from-nan doesn't allow it.
     """
@@ -73,7 +73,7 @@ def finish_epoch(validation_set, trained):
     del best["optimizer"]
     swap_ema_weights()
     if not math.isfinite(validated["loss"] + score(validated)):
-        raise RunFailed(f"the loss or score of step {state.step} is not finite, and not saved")
+        raise RunFailed(f"the validation at step {state.step} is not finite, and not saved")
     is_best = is_lowest_score(validated)
     # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
