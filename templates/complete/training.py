@@ -73,7 +73,7 @@ def finish_epoch(validation_set, trained):
     del best["optimizer"]
     swap_ema_weights()
     if not math.isfinite(validated["loss"] + score(validated)):
-        raise RunFailed(f"the validation at step {state.step} is not finite, and not saved")
+        raise RunFailed(f"the validation loss or score is not finite at step {state.step}")
     is_best = is_lowest_score(validated)
     # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
