@@ -15,7 +15,7 @@ def check_batch_normalization(layer):
 
 # {% endif %}
 def synchronize_batch_normalization():
-    """Have each BatchNormalization use the statistics of the global batch.
+    """Have each BatchNormalization use the statistics of the global batch. Print their number.
 
     Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
     averages differ, and a checkpoint contains only the first replica's.

@@ -66,7 +66,8 @@ def load_adapted(train_split, checkpoint):
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     barrier()
-    # NFS remembers for half a minute that a worker didn't find a folder, until it creates it.
+    # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
+    # the worker creates it, too.
     os.makedirs(run_path("checkpoints/last"), exist_ok=True)
     check_shared(int(run_path("adapted.json").exists()))
     # {% else %}

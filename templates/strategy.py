@@ -8,7 +8,7 @@ def find_device_kind():
     if tf.config.list_physical_devices("GPU"):
         return "GPU"
     if Path("/dev/nvidiactl").exists() and os.getenv("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
-        print("no GPU, though there is an NVIDIA driver; TF_CPP_MIN_LOG_LEVEL=0 shows why")
+        print("TensorFlow finds no GPU despite an NVIDIA driver; TF_CPP_MIN_LOG_LEVEL=0 shows why")
     return "CPU"
     # {% else %}
     return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"

@@ -101,11 +101,11 @@ def find_device_kind(path, driver, hidden_by):
         os.environ["CUDA_VISIBLE_DEVICES"] = hidden_by
     script = load_script(path)
 
-    class Device(type(script.Path())):
+    class FakePath(type(script.Path())):
         def exists(self):
             return driver
 
-    script.Path = Device
+    script.Path = FakePath
     with contextlib.redirect_stdout(io.StringIO()) as stdout:
         kind = script.find_device_kind()
     return kind, stdout.getvalue()

@@ -116,7 +116,7 @@ def test_batch_is_divisible_by_accumulation(complete_script):
 def test_driver_without_a_gpu_is_named(driver, hidden_by, is_named, complete_script):
     kind, output = query("conditions.find_device_kind", complete_script, driver, hidden_by)
     assert kind == "CPU"
-    assert ("no GPU, though there is an NVIDIA driver" in output) is is_named
+    assert ("no GPU despite an NVIDIA driver" in output) is is_named
 
 
 @pytest.mark.parametrize(

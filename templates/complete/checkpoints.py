@@ -146,9 +146,6 @@ def restore(checkpoint, kinds=("model", "optimizer")):
     Raise WrongInput if the checkpoint is of another model or optimizer.
     """
     try:
-        for name, variable in zip(checkpoint["names"], list_variables(model), strict=True):
-            if name.decode() != variable.path:
-                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
         for kind in kinds:
             variables = get_variables()[kind]
             count = sum(name.startswith(f"{kind}/") for name in checkpoint)
@@ -156,6 +153,9 @@ def restore(checkpoint, kinds=("model", "optimizer")):
                 raise ValueError(f"it has {count} {kind} variables, train.py has {len(variables)}")
             for position, variable in enumerate(variables):
                 variable.assign(checkpoint.pop(f"{kind}/{position}"))
+        for name, variable in zip(checkpoint["names"], list_variables(model), strict=True):
+            if name.decode() != variable.path:
+                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
     except ValueError as error:
         raise WrongInput(
             f"{checkpoint['path']} is of another model or optimizer ({get_first_line(error)}); "

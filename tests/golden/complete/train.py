@@ -819,7 +819,7 @@ def find_device_kind():
     if tf.config.list_physical_devices("GPU"):
         return "GPU"
     if Path("/dev/nvidiactl").exists() and os.getenv("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
-        print("no GPU, though there is an NVIDIA driver; TF_CPP_MIN_LOG_LEVEL=0 shows why")
+        print("TensorFlow finds no GPU despite an NVIDIA driver; TF_CPP_MIN_LOG_LEVEL=0 shows why")
     return "CPU"
 
 
@@ -1387,9 +1387,6 @@ def restore(checkpoint, kinds=("model", "optimizer")):
     Raise WrongInput if the checkpoint is of another model or optimizer.
     """
     try:
-        for name, variable in zip(checkpoint["names"], list_variables(model), strict=True):
-            if name.decode() != variable.path:
-                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
         for kind in kinds:
             variables = get_variables()[kind]
             count = sum(name.startswith(f"{kind}/") for name in checkpoint)
@@ -1397,6 +1394,9 @@ def restore(checkpoint, kinds=("model", "optimizer")):
                 raise ValueError(f"it has {count} {kind} variables, train.py has {len(variables)}")
             for position, variable in enumerate(variables):
                 variable.assign(checkpoint.pop(f"{kind}/{position}"))
+        for name, variable in zip(checkpoint["names"], list_variables(model), strict=True):
+            if name.decode() != variable.path:
+                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
     except ValueError as error:
         raise WrongInput(
             f"{checkpoint['path']} is of another model or optimizer ({get_first_line(error)}); "
@@ -1477,7 +1477,7 @@ def check_batch_normalization(layer):
 
 
 def synchronize_batch_normalization():
-    """Have each BatchNormalization use the statistics of the global batch.
+    """Have each BatchNormalization use the statistics of the global batch. Print their number.
 
     Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
     averages differ, and a checkpoint contains only the first replica's.

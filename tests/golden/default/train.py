@@ -957,7 +957,7 @@ def draw_part(draw, shape, **options):
 
 
 def synchronize_batch_normalization():
-    """Have each BatchNormalization use the statistics of the global batch.
+    """Have each BatchNormalization use the statistics of the global batch. Print their number.
 
     Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
     averages differ, and a checkpoint contains only the first replica's.
@@ -1097,7 +1097,8 @@ def load_adapted(train_split, checkpoint):
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     barrier()
-    # NFS remembers for half a minute that a worker didn't find a folder, until it creates it.
+    # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
+    # the worker creates it, too.
     os.makedirs(run_path("checkpoints/last"), exist_ok=True)
     check_shared(int(run_path("adapted.json").exists()))
     adapted.update(read_file("adapted.json", parse_object))
