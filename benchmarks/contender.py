@@ -27,6 +27,8 @@ REPLICA_FLAGS = {
     "one": ["--replicas", "1"],
     "replicas": ["--replicas", "2"],
     "workers": [],  # TF_CONFIG has them
+    "gpu": [],
+    "gpu_bfloat16": [],
 }
 
 
@@ -35,9 +37,11 @@ def contend(project, job, steps, place, kind, arguments, run_dir):
     mark = create_mark()
     try:
         script = load_script(project, kind)
+        flags = ["--run-dir", run_dir, *REPLICA_FLAGS[place]]
+        if place == "gpu_bfloat16":
+            set_precision(script, flags)
         set_up_job(job, script, steps)
         if kind in SCRIPT_KINDS:
-            flags = ["--run-dir", run_dir, *REPLICA_FLAGS[place]]
             SCRIPT_KINDS[kind](script, flags, mark, *arguments)
         else:
             strategy = create_strategy(script, place)  # first: it configures TensorFlow's devices
@@ -83,6 +87,16 @@ def load_script(project, kind):
     return script
 
 
+def set_precision(script, flags):
+    """Have all contenders compute in bfloat16.
+
+    The essential script has no flag for it: its users set the policy in a hook, as here.
+    """
+    script.keras.config.set_dtype_policy("mixed_bfloat16")
+    if hasattr(script.Config, "precision"):
+        flags += ["--precision", "mixed_bfloat16"]
+
+
 def create_strategy(script, place):
     """Return the strategy with which fit is fastest: none on one device.
 
@@ -91,7 +105,7 @@ def create_strategy(script, place):
     """
     distribute = script.tf.distribute
     config = script.tf.config
-    if place == "one":
+    if place in ("one", "gpu", "gpu_bfloat16"):
         return distribute.get_strategy()
     if place == "workers":
         return distribute.MultiWorkerMirroredStrategy()

@@ -1,5 +1,6 @@
 """Run contenders in turn, and measure the seconds that each of them takes."""
 
+import concurrent.futures
 import json
 import os
 import random
@@ -103,9 +104,11 @@ def create_environments(place, folder):
     """Return the environment variables of each process."""
     common = {
         **os.environ,
-        "CUDA_VISIBLE_DEVICES": "-1",
         "TMPDIR": folder,  # a killed process leaves files
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # contenders share a GPU's memory
     }
+    if not place.startswith("gpu"):
+        common["CUDA_VISIBLE_DEVICES"] = "-1"
     common.pop("TF_CONFIG", None)
     if place != "workers":
         return [common]
@@ -132,10 +135,15 @@ def race(contenders, rounds, folder):
     """
     results = {name: create_result() for name in contenders}
     running = {}
+
+    def start(name):
+        running[name] = Contender(folder, contenders[name])
+        warm_up(running[name])
+
     try:
-        for name, settings in contenders.items():
-            running[name] = Contender(folder, settings)
-            warm_up(running[name])
+        # On two cores, one after another: together they would only share them.
+        with concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
+            list(pool.map(start, contenders))
         for number in range(rounds):
             run_round(number, running, results)
             if number == 0:

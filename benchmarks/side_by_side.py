@@ -1,4 +1,4 @@
-"""Compare train.py with model.fit, Orbit, the tutorial's loop and the limit, on a CPU.
+"""Compare train.py with model.fit, Orbit, the tutorial's loop and the limit.
 
     python benchmarks/side_by_side.py [--jobs NAME ...] [--places NAME ...] [--only TITLE]
         [--without PEER ...] [--rounds 12] [--seconds 2] [--json FILE] [--plot FILE]
@@ -34,7 +34,10 @@ PLACES = {
     "one": "one device",
     "replicas": "2 replicas",
     "workers": "2 workers",
+    "gpu": "one GPU",
+    "gpu_bfloat16": "one GPU, mixed_bfloat16",
 }
+CPU_PLACES = ("one", "replicas", "workers")  # the default
 SMALL_JOBS = ("digits", "dense")  # measured at all places
 SOURCES = ("arrays", "tf.data")
 STEPS_PER_EXECUTION = (1, 100)
@@ -59,9 +62,9 @@ def list_measurements(jobs, places):
     """Return all measurements of the jobs and places that the command line selects."""
     measurements = []
     for job, place in itertools.product(jobs, places):
-        if place == "one" or job in SMALL_JOBS:
+        if place not in ("replicas", "workers") or job in SMALL_JOBS:
             title = f"{job}, {PLACES[place]}"
-            kinds = list_sizes("train.py") | list_peers(job, place)
+            kinds = list_scripts(place) | list_peers(job, place)
             measurements.append(Measurement(title, job, kinds, place))
     for job in jobs:
         if job in SMALL_JOBS:
@@ -81,6 +84,14 @@ def list_measurements(jobs, places):
 def list_sizes(kind, *arguments, name="train.py"):
     """Return both sizes of the script as contenders."""
     return {f"{name}, {size}": (size, kind, *arguments) for size in SIZES}
+
+
+def list_scripts(place):
+    """Return both sizes of the script and, on one device, both compiled by XLA."""
+    kinds = list_sizes("train.py")
+    if place not in ("replicas", "workers"):
+        kinds |= list_sizes("train.py", "--jit-compile", name="train.py, XLA")
+    return kinds
 
 
 def list_peers(job, place):
@@ -231,7 +242,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("--jobs", nargs="*", choices=JOBS, default=list(JOBS))
-    add("--places", nargs="*", choices=PLACES, default=list(PLACES))
+    add("--places", nargs="*", choices=PLACES, default=CPU_PLACES)
     add("--only", default="", help="measurements whose title matches this regular expression")
     add("--without", nargs="*", default=[], help="leave out contenders by a part of their name")
     add("--rounds", type=int, default=12)

@@ -79,6 +79,7 @@ FILES_IN_ORDER = [
     "test_tasks",
     "test_faults",
     "test_parameter_servers",
+    "test_gpu",
     "test_network",
     "test_slurm",
     "test_promises",

@@ -30,8 +30,9 @@ def create_batch(original, examples, size, training, places):
 class Cluster:
     """A chief, workers and servers of a script, each in a folder of its own, with one run."""
 
-    def __init__(self, script, folder, codes=(), tasks=TASKS):
+    def __init__(self, script, folder, codes=(), tasks=TASKS, variables=None):
         self.folder = folder
+        self.variables = variables or {}  # of the environment, for all tasks
         self.run_dir = folder / "run"
         self.flags = ()
         self.processes = {}
@@ -46,7 +47,7 @@ class Cluster:
         """Start some tasks, or all. Without flags, use the flags of the last start."""
         self.flags = flags or self.flags
         for task in tasks or self.scripts:
-            env = environment(**tf_config(self.addresses, *task))
+            env = environment(**tf_config(self.addresses, *task), **self.variables)
             arguments = ("--run-dir", self.run_dir, *self.flags)
             self.processes[task] = begin(
                 self.scripts[task],

@@ -84,7 +84,8 @@ def create_layers():
 
 
 def begin_replicas(path, replicas):
-    script = begin(path, "--replicas", replicas, "--global-batch-size", BATCH)
+    flags = ["--replicas", replicas] if replicas > 1 else []  # one replica may be a GPU
+    script = begin(path, *flags, "--global-batch-size", BATCH)
     script.share_random_numbers()
     return script
 
