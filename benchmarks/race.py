@@ -137,8 +137,11 @@ def race(contenders, rounds, folder):
     running = {}
 
     def start(name):
+        started_at = time.perf_counter()
         running[name] = Contender(folder, contenders[name])
         warm_up(running[name])
+        seconds = time.perf_counter() - started_at
+        print(f"{name}: warm after {seconds:.0f} s", file=sys.stderr, flush=True)
 
     try:
         # On two cores, one after another: together they would only share them.

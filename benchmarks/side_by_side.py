@@ -185,7 +185,7 @@ def run_measurement(measurement, args, folder):
     batches = max(2, round(job.steps_per_second * args.seconds))
     contenders = {}
     for name, (size, kind, *arguments) in measurement.kinds.items():
-        if any(part in name for part in args.without):
+        if any(re.search(pattern, name) for pattern in args.without):
             continue
         contenders[name] = {
             "project": render(job.task, size, folder),
@@ -244,7 +244,7 @@ def parse_arguments():
     add("--jobs", nargs="*", choices=JOBS, default=list(JOBS))
     add("--places", nargs="*", choices=PLACES, default=CPU_PLACES)
     add("--only", default="", help="measurements whose title matches this regular expression")
-    add("--without", nargs="*", default=[], help="leave out contenders by a part of their name")
+    add("--without", nargs="*", default=[], help="leave out contenders by regular expressions")
     add("--rounds", type=int, default=12)
     add("--seconds", type=float, default=2, help="approximate length of an epoch")
     add("--json", type=Path, help="file for all results")

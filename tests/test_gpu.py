@@ -19,6 +19,7 @@ from running import (
     assert_same_run,
     assert_succeeded,
     environment,
+    find_newest_step,
     finish,
     finish_all,
     kill,
@@ -46,11 +47,13 @@ GPU = {
     # Otherwise a process takes all of the GPU's memory.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
-# Convolutions and products are computed in TF32, which has a mantissa of 10 bits.
-TF32 = {"rel": 2e-2, "abs": 2e-2}
+# By default, a GPU computes products in TF32, whose mantissa has 10 bits.
+FLOAT32 = {**GPU, "NVIDIA_TF32_OVERRIDE": "0"}
+ROUNDING = {"rel": 2e-3, "abs": 2e-3}
 
 train_on_gpu = functools.partial(train, begin=start, env=environment(**GPU))
-query_on_gpu = functools.partial(query, env=environment(**GPU))
+train_in_float32 = functools.partial(train, begin=start, env=environment(**FLOAT32))
+query_on_gpu = functools.partial(query, env=environment(**FLOAT32))
 
 
 @pytest.fixture(params=SIZES)
@@ -68,7 +71,7 @@ def any_script(request, scripts):
 def test_run_on_a_gpu_is_close_to_one_on_a_cpu(task, size, render, tmp_path):
     project = render(tmp_path, task=task, script=size)
     script = write_variant(project / "train.py", project, SMALL_DATA[task])
-    output = train_on_gpu(script, "--epochs", "2", "--run-dir", "gpu")
+    output = train_in_float32(script, "--epochs", "2", "--run-dir", "gpu")
     assert "GPU" in output.splitlines()[0]
     train(script, "--epochs", "2", "--run-dir", "cpu")
     # An example that is classified otherwise changes an accuracy by more than rounding does.
@@ -76,7 +79,7 @@ def test_run_on_a_gpu_is_close_to_one_on_a_cpu(task, size, render, tmp_path):
     expected = read_split(project / "cpu", "validation")
     assert [line["step"] for line in lines] == [line["step"] for line in expected]
     for line, other in zip(lines, expected, strict=True):
-        assert line["loss"] == pytest.approx(other["loss"], **TF32)
+        assert line["loss"] == pytest.approx(other["loss"], **ROUNDING)
     evaluated = train(script, "--epochs", "2", "--run-dir", "gpu", "--mode", "evaluate")
     assert "test" in evaluated
 
@@ -107,8 +110,8 @@ def test_killed_deterministic_run_is_bit_identical(size, task, render, tmp_path,
     expected = project / "expected"
     run_dir = project / "run"
     process = start(script, *flags, env=environment(**GPU))
-    wait_until(watch_log(run_dir), process)
-    wait_for_more_lines(run_dir, chance.randint(4, 12), process)
+    wait_until(lambda: find_newest_step(run_dir), process)
+    wait_for_more_lines(run_dir, chance.randint(1, 8), process)
     kill(process)
     output = train_on_gpu(script, *flags)
     assert "resumed at step" in output
@@ -147,16 +150,16 @@ def test_adam_falls_back_to_the_one_of_keras_on_a_gpu(dtype, amsgrad, any_script
 
 def test_gradients_of_an_embedding_are_summed_on_a_gpu(complete_script):
     errors = query_on_gpu("updates.compare_embedding_updates", complete_script)
-    assert max(errors.values()) < 1e-3, errors
+    assert max(errors.values()) < 1e-4, errors
 
 
 def test_accumulation_on_a_gpu_equals_the_whole_batch(complete_script, tmp_path):
     script = write_variant(complete_script, tmp_path)
     for parts in (1, 4):
         flags = (*FLAGS[:2], "--epochs", "1", "--accumulation-steps", parts)
-        train_on_gpu(script, *flags, "--run-dir", f"parts-{parts}")
+        train_in_float32(script, *flags, "--run-dir", f"parts-{parts}")
     lines, expected = (read_split(tmp_path / f"parts-{parts}", "train") for parts in (4, 1))
-    assert_close(lines, expected, **TF32)
+    assert_close(lines, expected, **ROUNDING)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -167,7 +170,7 @@ def test_accumulation_on_a_gpu_equals_the_whole_batch(complete_script, tmp_path)
 def start_gpu_workers(script, *flags):
     """Start two workers that share the GPU and a run directory. They sum by NCCL."""
     workers = []
-    for index, env in enumerate(worker_environments(WORKERS, **GPU)):
+    for index, env in enumerate(worker_environments(WORKERS, **FLOAT32)):
         nccl = {
             "NCCL_HOSTID": f"machine-{index}",
             "NCCL_SOCKET_IFNAME": "lo",
@@ -183,9 +186,9 @@ def test_two_workers_on_a_gpu_equal_one_process(any_script, tmp_path):
     outcomes = finish_all(start_gpu_workers(script, *flags))
     assert_succeeded(outcomes)
     [alone] = write_copies(any_script, [tmp_path / "alone"])
-    train_on_gpu(alone, *flags)
+    train_in_float32(alone, *flags)
     lines = read_split(script.parent / "run", "train")
-    assert_close(lines, read_split(alone.parent / "run", "train"), **TF32)
+    assert_close(lines, read_split(alone.parent / "run", "train"), **ROUNDING)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
