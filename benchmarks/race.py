@@ -131,7 +131,7 @@ def race(contenders, rounds, folder):
     """Return the seconds of each contender's epochs, by wall clock and by processor.
 
     The contenders take turns, so that a machine that is slow for a while slows all of them. Their
-    order differs each round, so that none always follows the same one.
+    order differs each round, so that none always follows the same one. Ctrl-C ends the race early.
     """
     results = {name: create_result() for name in contenders}
     running = {}
@@ -151,6 +151,8 @@ def race(contenders, rounds, folder):
             run_round(number, running, results)
             if number == 0:
                 end_slow_peers(running, results)
+    except KeyboardInterrupt:
+        print("interrupted: the table has the rounds so far", file=sys.stderr)
     finally:
         for name, contender in running.items():
             contender.end()
