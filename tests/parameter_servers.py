@@ -32,7 +32,7 @@ class Cluster:
 
     def __init__(self, script, folder, codes=(), tasks=TASKS, variables=None):
         self.folder = folder
-        self.variables = variables or {}  # of the environment, for all tasks
+        self.variables = variables or {}  # environment variables of all tasks
         self.run_dir = folder / "run"
         self.flags = ()
         self.processes = {}
