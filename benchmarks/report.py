@@ -88,7 +88,7 @@ def plot(measurements, path):
     figure, axes = plt.subplots(
         rows,
         2,
-        figsize=(11, 2.1 * rows),
+        figsize=(11, 3.2 * rows),
         sharex=True,
         squeeze=False,
     )
@@ -114,7 +114,7 @@ def draw(axis, title, results):
         speed = statistics.median(ratios)
         if speed > SLOWEST_BAR:
             bar = axis.barh(name, speed, color=choose_color(name))
-            axis.bar_label(bar, fmt="%.2f", padding=3)
+            axis.bar_label(bar, fmt="%.2f", padding=3, fontsize=8)
     axis.set_title(f"{title}: speed ÷ {best}'s", loc="left", fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params("y", labelsize=8)
