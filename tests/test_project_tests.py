@@ -627,7 +627,34 @@ IDLE_BIAS = replace_image_model(
     "keras.layers.Dense(10)",
 )
 
-# The same, with a layer that uses the mean of a replica's own examples.
+# On 2 replicas, an untrained accuracy differed by two examples, and the losses agreed.
+FLIPS = replace_image_model(
+    "keras.layers.Rescaling(1 / 16)",
+    'keras.layers.Conv2D(64, 3, padding="same")',
+    "keras.layers.BatchNormalization()",
+    "keras.layers.ReLU()",
+    'keras.layers.Conv2D(64, 3, strides=2, padding="same", activation="relu")',
+    "keras.layers.GlobalAveragePooling2D()",
+    'keras.layers.Dense(64, activation="silu")',
+    "keras.layers.Dropout(0.3)",
+    "keras.layers.Dense(10)",
+    optimizer="Adam(config.learning_rate)",
+)
+FLIPS += """
+
+def score(validation):
+    return -validation["accuracy"]
+"""
+
+# A metric that counts updates, of which each replica has one per step.
+COUNTS_UPDATES = """
+class Updates(keras.metrics.Sum):
+    def update_state(self, labels, predictions, sample_weight=None):
+        super().update_state(0.001)
+
+""" + use_metrics('Updates(name="updates")')
+
+# IDLE_BIAS, with a layer that uses the mean of a replica's own examples.
 CENTERED = """
 class Center(keras.layers.Layer):
     def call(self, inputs, training=False):
@@ -747,6 +774,19 @@ def test_amplified_rounding_is_a_warning(run_tests):
         "set use_bias=False in its layer",
     ):
         assert text in report.output
+
+
+@pytest.mark.long
+def test_metric_that_rounding_changes_is_no_failure(run_tests):
+    report = run_tests(FLIPS, only=REPLICAS.partition("[")[0])
+    assert set(report.outcomes.values()) == {"PASSED"}, report.output
+
+
+@pytest.mark.long
+def test_small_error_of_a_metric_on_replicas_is_reported(run_tests):
+    report = run_tests(COUNTS_UPDATES, only=REPLICAS)
+    assert report.outcomes == {REPLICAS: "FAILED"}, report.output
+    assert "look at create_metrics first" in report.output
 
 
 # --------------------------------------------------------------------------------------------------

@@ -42,6 +42,9 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
 ROUNDING_SHOWS = """The cause is rounding: on 1 replica, initial weights that differ by rounding
 errors change the results, too, from step {step} on. Before it, replicas agree. Possible causes:
 - create_model_and_optimizer: a deep model or a high learning rate, which amplify rounding errors"""
+FLIPS_SHOW = """The cause is probably rounding. All losses agree, and all metrics in the first line of
+the log. Later, metrics count a few examples otherwise, whose classes are nearly equally likely."""
+MOST_FLIPS = 0.02  # share of a line's examples
 # {% endif %}
 RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: random numbers that don't come from `seeds`
@@ -176,9 +179,9 @@ def test_results_do_not_depend_on_the_replicas(replicas, runs_on_replicas, reque
     rounding = request.getfixturevalue("hook_report").result()["rounding"]
     causes = find_causes(request, "suspects")
     if not causes:
-        step = find_step_of_rounding(replicas, run_dir.parent)
-        if step:
-            text = "\n".join([problem, ROUNDING_SHOWS.format(step=step), *rounding])
+        reason = explain_by_rounding(differences, replicas, run_dir)
+        if reason:
+            text = "\n".join([problem, reason, *rounding])
             request.node.warn(pytest.PytestWarning(text))
             return
     if not causes and all(name != "loss" for _, name, _ in differences):
@@ -265,6 +268,27 @@ def compare_logs(run_dir, expected_dir, are_equal):
 
 
 # {% if cookiecutter.distribution == "synchronous" %}
+def explain_by_rounding(differences, replicas, run_dir):
+    """Return how rounding errors explain differences between replicas, or None."""
+    step = find_step_of_rounding(replicas, run_dir.parent)
+    if step:
+        return ROUNDING_SHOWS.format(step=step)
+    first_line, *_ = read_log(run_dir)
+    return FLIPS_SHOW if are_flips(differences, first_line["step"]) else None
+
+
+def are_flips(differences, first_step):
+    """Return whether only metrics differ, by a few examples, and not in the first line.
+
+    An accuracy jumps when rounding changes an example's class, but the loss hardly changes. A
+    metric that is wrong on several replicas differs from the first line on.
+    """
+    return all(
+        name != "loss" and line["step"] > first_step and abs(line[name] - expected) <= MOST_FLIPS
+        for line, name, expected in differences
+    )
+
+
 def find_step_of_rounding(replicas, folder):
     """Return the step from which rounding errors change results on one replica, or None.
 
