@@ -42,7 +42,7 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
 ROUNDING_SHOWS = """The cause is rounding: on 1 replica, initial weights that differ by rounding
 errors change the results, too, from step {step} on. Before it, replicas agree. Possible causes:
 - create_model_and_optimizer: a deep model or a high learning rate, which amplify rounding errors"""
-FLIPS_SHOW = """The cause is probably rounding. All losses agree, and all metrics in the log's first line.
+FLIPS_SHOW = """The cause is probably rounding. All losses agree, and all metrics in the first line.
 Later, metrics count a few examples otherwise, whose classes are nearly equally likely."""
 MOST_FLIPS = 0.02  # share of a line's examples
 # {% endif %}
