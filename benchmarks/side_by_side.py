@@ -1,7 +1,7 @@
 """Compare train.py with model.fit, Orbit, the tutorial's loop and the limit.
 
     python benchmarks/side_by_side.py [--jobs NAME ...] [--places NAME ...] [--only TITLE]
-        [--without PEER ...] [--rounds 12] [--seconds 2] [--json FILE] [--plot FILE]
+        [--without PATTERN ...] [--rounds 12] [--seconds 2] [--json FILE] [--plot FILE]
 
 README.md in this folder explains what is measured and how to read the tables.
 """

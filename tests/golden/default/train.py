@@ -906,7 +906,7 @@ def restore(kind, path):
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
         reason = str(error).partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt, or of another model or script ({reason}); use another --run-dir"
+            f"{path} is corrupt, or of a model before an edit ({reason}); use another --run-dir"
         ) from error
 
 
