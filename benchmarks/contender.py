@@ -168,32 +168,6 @@ def draw_alike(script, flags, mark):
     run_script(script, flags, mark)
 
 
-def sum_losses_once(script, flags, mark):
-    """Run `main`, but sum the losses over the workers once a loop.
-
-    A step then sends its gradients only. The difference is the cost of the second message.
-    """
-    tf = script.tf
-    run_steps = script.run_steps
-
-    @tf.function
-    def run_training_steps(iterator, steps):
-        sums = tf.zeros([2], tf.float64)  # this worker has one replica
-        for _ in tf.range(steps):
-            batch = script.next_batch(iterator)
-            step_sums = script.strategy.run(script.train_step, args=(batch,))
-            sums += tf.cast(step_sums, tf.float64)
-        return script.strategy.reduce("SUM", sums, axis=None)
-
-    def run_either(distributed_step, iterator, steps):
-        if distributed_step is script.distributed_train_step:
-            return run_training_steps(iterator, steps)
-        return run_steps(distributed_step, iterator, steps)
-
-    script.run_steps = run_either
-    run_script(script, flags, mark)
-
-
 def run_short_job(script, flags, mark):
     """Write a mark after three epochs, a test and an export."""
     script.main([*flags, "--epochs", "3"])
@@ -261,7 +235,6 @@ SCRIPT_KINDS = {
     "train.py": run_script,
     "silent": run_silently,
     "same numbers": draw_alike,
-    "one message": sum_losses_once,
     "short job": run_short_job,
     "first step": take_first_step,
     "validation": validate_endlessly,

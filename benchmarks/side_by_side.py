@@ -95,10 +95,9 @@ def list_scripts(place):
 
 
 def list_peers(job, place):
-    """Return the peers and the limits. fit is not among them on workers: it doesn't run there."""
+    """Return the peers and the limits. On workers, fit and the limits don't run."""
     if place == "workers":
-        limit = {"limit, one message a step": (ESSENTIAL, "one message")}
-        return list_loops() | limit
+        return list_loops()
     if job == "input":
         limits = {"decoding alone": (ESSENTIAL, "decode")}
     else:

@@ -1,34 +1,39 @@
+def add(sums, results):
+    return sums + tf.cast(results, sums.dtype)
+
+
 @tf.function
 def run_steps(distributed_step, iterator, steps):
-    """Run many steps in one graph. Return sums of losses and sample weights, [2] float64.
+    """Run many steps in one graph. Return the mean loss, or 0 if weights sum to 0, [] float64.
 
     `steps` is a tensor, since a Python number would trace a graph for each value.
     """
-    sums = tf.zeros([2], tf.float64)
+    sums = strategy.run(lambda: tf.zeros([2], tf.float64))
     for _ in tf.range(steps):
-        sums += tf.cast(distributed_step(next_batch(iterator)), tf.float64)
-    return sums
+        sums = strategy.run(add, args=(sums, distributed_step(next_batch(iterator))))
+    # Once a loop: between workers, a sum is a message.
+    sums = strategy.reduce("SUM", sums, axis=None)
+    return tf.math.divide_no_nan(*tf.unstack(sums))
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Return the mean loss and the metrics of some steps. If weights sum to 0, the loss is 0."""
+    """Return the mean loss and the metrics of some steps."""
     if config.deterministic:
         # Not before the input pipelines are created. They read variables, so TensorFlow would make
         # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.
         tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()
-    loss_sum, weight_sum = run_steps(distributed_step, iterator, tf.constant(steps)).numpy()
-    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
+    loss = float(run_steps(distributed_step, iterator, tf.constant(steps)))
     return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
 # {% if cookiecutter.__schedule %}
 def count_train_step(batch):
     """Take a training step, and count it for schedules."""
-    sums = distributed_train_step(batch)
+    results = distributed_train_step(batch)
     state.step_in_graph.assign_add(1)
-    return sums
+    return results
 
 
 # {% endif %}

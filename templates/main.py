@@ -9,7 +9,11 @@ def main(argv=None):
     check_run_dir()
     # {% endif %}
     strategy = create_strategy()
+    # {% if cookiecutter.__size == "complete" %}
     set_up_process()
+    # {% else %}
+    exit_on_signals()
+    # {% endif %}
     check_batch_size()
 
     # 2. Load the data.

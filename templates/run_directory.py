@@ -54,7 +54,6 @@ def describe_run():
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
-            "numpy": np.__version__,
         },
     }
 

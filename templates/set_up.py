@@ -1,15 +1,12 @@
+# {% if cookiecutter.__size == "complete" %}
 def set_up_process():
-    # {% if cookiecutter.__size == "complete" %}
     """Install the handlers of signals, and create a folder for temporary files."""
     state.scratch = tempfile.mkdtemp(prefix="train-")
     tempfile.tempdir = state.scratch  # AutoGraph leaves files there
     listen_for_signals()
-    # {% else %}
-    """Install the handlers of signals."""
-    exit_on_signals()
-    # {% endif %}
 
 
+# {% endif %}
 def print_start(checkpoint):
     resumed = f", resumed at step {state.step}" if checkpoint else ""
     print_status(

@@ -21,15 +21,15 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with one replica's batch. Return sums of losses and sample weights, [2]."""
+    """Update the model with one replica's batch. Return its sums of losses and weights, [] each."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
-    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
 
 
 def evaluation_step(batch, metrics):
-    """Return the sums of one replica's losses and weights, [2]. Update the metrics.
+    """Return the sums of one replica's losses and weights, [] each. Update the metrics.
 
     Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
     """
@@ -39,7 +39,7 @@ def evaluation_step(batch, metrics):
         predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
     losses = compute_losses(labels, predictions)
-    return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
 
 
 def validation_step(batch):

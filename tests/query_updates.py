@@ -418,7 +418,7 @@ def run_step(script, step, batch, jit_compile):
         *script.optimizer.variables,
     ]
     before = [variable.numpy() for variable in variables]
-    result = tf.function(step, jit_compile=jit_compile)(batch).numpy().tolist()
+    result = [float(value) for value in tf.function(step, jit_compile=jit_compile)(batch)]
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
     return result

@@ -1,11 +1,15 @@
+def add(sums, results):
+    return sums + tf.cast(results, sums.dtype)
+
+
 @tf.function
 def run_steps(distributed_step, iterator, steps):
     """Run many steps in one graph.
 
-    `steps` is a tensor, since a Python number would trace a graph for each value. Return the sums
-    of losses and sample weights, [2] float64, and the seconds spent waiting for data, [] float64.
+    `steps` is a tensor, since a Python number would trace a graph for each value. Return the mean
+    loss, or 0 if weights sum to 0, and the seconds spent waiting for data, [] float64 each.
     """
-    sums = tf.zeros([2], tf.float64)
+    sums = strategy.run(lambda: tf.zeros([2], tf.float64))
     waited = tf.zeros([], tf.float64)
     # A step updates the weights of the first layers last: they get their gradients last.
     first_weights = next(each for each in list_variables(model) if each.trainable).value
@@ -15,35 +19,32 @@ def run_steps(distributed_step, iterator, steps):
         parts = tf.nest.flatten(batch, expand_composites=True)
         batch_arrived_at = read_clock([part for part in parts if part is not None])
         waited += tf.maximum(batch_arrived_at - step_ended_at, 0.0)
-        sums += tf.cast(distributed_step(batch), tf.float64)
+        sums = strategy.run(add, args=(sums, distributed_step(batch)))
+    # Once a loop: between workers, a sum is a message.
+    sums = strategy.reduce("SUM", sums, axis=None)
     # A GPU may still be at work: wait for the last update.
     with tf.control_dependencies([tf.convert_to_tensor(first_weights)]):
-        return tf.identity(sums), waited
+        return tf.math.divide_no_nan(*tf.unstack(sums)), waited
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Return the mean loss and the metrics of some steps, and the seconds waited for data.
-
-    If sample weights sum to 0, the loss is 0.
-    """
+    """Return the mean loss and the metrics of some steps, and the seconds waited for data."""
     if config.deterministic:
         # Not before the input pipelines are created. They read variables, so TensorFlow would make
         # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.
         tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()
-    sums, waited = run_steps(distributed_step, iterator, tf.constant(steps))
-    loss_sum, weight_sum = sums.numpy()
-    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
+    loss, waited = run_steps(distributed_step, iterator, tf.constant(steps))
     values = {metric.name: float(metric.result()) for metric in metrics}
-    return {"loss": loss, **values}, float(waited)
+    return {"loss": float(loss), **values}, float(waited)
 
 
 def count_train_step(batch):
     """Take a training step, and count it for schedules."""
-    sums = distributed_train_step(batch)
+    results = distributed_train_step(batch)
     state.step_in_graph.assign_add(1)
-    return sums
+    return results
 
 
 def train(iterator, steps):

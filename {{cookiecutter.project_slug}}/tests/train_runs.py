@@ -171,7 +171,7 @@ def evaluate(run_dir):
     train.loss_object = train.create_loss_objects(strategy)
     _, _, train.test_metrics = train.create_metrics(strategy)
     size = choose_batch_size() // 2 + 1
-    sums = [train.test_step(batch).numpy() for _, batch in read_test_split(size)]
+    sums = [train.test_step(batch) for _, batch in read_test_split(size)]
     loss_sum, weight_sum = np.sum(sums, axis=0, dtype="float64")
     loss = float(loss_sum / weight_sum) if weight_sum else 0.0
     metrics = {metric.name: float(metric.result()) for metric in train.test_metrics}

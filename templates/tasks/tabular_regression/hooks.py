@@ -4,9 +4,8 @@ def create_datasets():
     # …), [10] float32, and the progress of the disease after a year, [1] float32 from 25 to 346.
     from sklearn.datasets import load_diabetes
 
-    features, targets = load_diabetes(return_X_y=True, scaled=False)
-    features = features.astype("float32")
-    targets = targets[:, None].astype("float32")
+    features, targets = map(np.float32, load_diabetes(return_X_y=True, scaled=False))
+    targets = targets[:, None]
     order = np.random.default_rng(0).permutation(len(features))  # doesn't depend on --seed
     splits = np.split(order, [310, 376])  # 70 %, 15 %, 15 %
     return [tf.data.Dataset.from_tensor_slices((features[i], targets[i])) for i in splits]

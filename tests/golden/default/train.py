@@ -336,15 +336,15 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with one replica's batch. Return sums of losses and sample weights, [2]."""
+    """Update the model with one replica's batch. Return its sums of losses and weights, [] each."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
-    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
 
 
 def evaluation_step(batch, metrics):
-    """Return the sums of one replica's losses and weights, [2]. Update the metrics.
+    """Return the sums of one replica's losses and weights, [] each. Update the metrics.
 
     Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
     """
@@ -354,7 +354,7 @@ def evaluation_step(batch, metrics):
         predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
     losses = compute_losses(labels, predictions)
-    return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
 
 
 def validation_step(batch):
@@ -365,48 +365,49 @@ def test_step(batch):
     return evaluation_step(batch, test_metrics)
 
 
-def run_on_replicas(step, batch):
-    """Run a step on all replicas, each with its batch. Return the sums of their results."""
-    return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
-
-
 def distributed_train_step(batch):
-    return run_on_replicas(train_step, batch)
+    """Run `train_step` on all replicas. Return the results of each."""
+    return strategy.run(train_step, args=(batch,))
 
 
 def distributed_validation_step(batch):
-    return run_on_replicas(validation_step, batch)
+    return strategy.run(validation_step, args=(batch,))
 
 
 def distributed_test_step(batch):
-    return run_on_replicas(test_step, batch)
+    return strategy.run(test_step, args=(batch,))
 
 
 # 5. Loops: many steps -----------------------------------------------------------------------------
 
 
+def add(sums, results):
+    return sums + tf.cast(results, sums.dtype)
+
+
 @tf.function
 def run_steps(distributed_step, iterator, steps):
-    """Run many steps in one graph. Return sums of losses and sample weights, [2] float64.
+    """Run many steps in one graph. Return the mean loss, or 0 if weights sum to 0, [] float64.
 
     `steps` is a tensor, since a Python number would trace a graph for each value.
     """
-    sums = tf.zeros([2], tf.float64)
+    sums = strategy.run(lambda: tf.zeros([2], tf.float64))
     for _ in tf.range(steps):
-        sums += tf.cast(distributed_step(next_batch(iterator)), tf.float64)
-    return sums
+        sums = strategy.run(add, args=(sums, distributed_step(next_batch(iterator))))
+    # Once a loop: between workers, a sum is a message.
+    sums = strategy.reduce("SUM", sums, axis=None)
+    return tf.math.divide_no_nan(*tf.unstack(sums))
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
-    """Return the mean loss and the metrics of some steps. If weights sum to 0, the loss is 0."""
+    """Return the mean loss and the metrics of some steps."""
     if config.deterministic:
         # Not before the input pipelines are created. They read variables, so TensorFlow would make
         # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.
         tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()
-    loss_sum, weight_sum = run_steps(distributed_step, iterator, tf.constant(steps)).numpy()
-    loss = float(loss_sum / weight_sum) if weight_sum else 0.0
+    loss = float(run_steps(distributed_step, iterator, tf.constant(steps)))
     return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
@@ -639,11 +640,6 @@ def check_batch_size():
             f"--global-batch-size {config.global_batch_size} is not divisible by "
             f"{config.replicas} replicas; use a multiple of {config.replicas}"
         )
-
-
-def set_up_process():
-    """Install the handlers of signals."""
-    exit_on_signals()
 
 
 def print_start(checkpoint):
@@ -1024,7 +1020,6 @@ def describe_run():
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
-            "numpy": np.__version__,
         },
     }
 
@@ -1307,7 +1302,7 @@ def main(argv=None):
     config = parse_flags(argv)
     state = State()
     strategy = create_strategy()
-    set_up_process()
+    exit_on_signals()
     check_batch_size()
 
     # 2. Load the data.

@@ -332,15 +332,15 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with one replica's batch. Return sums of losses and sample weights, [2]."""
+    """Update the model with one replica's batch. Return its sums of losses and weights, [] each."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
-    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
 
 
 def evaluation_step(batch, metrics):
-    """Return the sums of one replica's losses and weights, [2]. Update the metrics.
+    """Return the sums of one replica's losses and weights, [] each. Update the metrics.
 
     Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
     """
@@ -350,7 +350,7 @@ def evaluation_step(batch, metrics):
         predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
     losses = compute_losses(labels, predictions)
-    return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
 
 
 def validation_step(batch):
@@ -1190,7 +1190,6 @@ def describe_run():
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
-            "numpy": np.__version__,
         },
     }
 
@@ -1494,7 +1493,7 @@ def main(argv=None):
     config = parse_flags(argv)
     state = State()
     strategy = create_strategy()
-    set_up_process()
+    exit_on_signals()
     check_batch_size()
 
     # 2. Load the data.
