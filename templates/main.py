@@ -14,7 +14,9 @@ def main(argv=None):
     # {% else %}
     exit_on_signals()
     # {% endif %}
+    # {% if cookiecutter.__size != "parameter_server" %}
     check_batch_size()
+    # {% endif %}
 
     # 2. Load the data.
     datasets = load_datasets()

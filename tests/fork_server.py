@@ -63,7 +63,8 @@ class Fork:
 
     def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(self.process.pid, number)
 
     def terminate(self):
         self.send_signal(signal.SIGTERM)

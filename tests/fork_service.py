@@ -4,14 +4,12 @@
 project's tests use them.
 """
 
-import atexit
 import functools
 import multiprocessing
+import multiprocessing.util
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -58,9 +56,8 @@ class Child:
 def serve():
     """Start the service, unless it runs already. Return the path of its socket."""
     Forks.register("start_child", Child)
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = os.path.join(folder, "forks")
+    # multiprocessing removes this folder at the exit, after the socket.
+    path = os.path.join(multiprocessing.util.get_temp_dir(), "forks")
     server = Forks(path, AUTHKEY).get_server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return path

@@ -165,7 +165,7 @@ def is_server_failure(error):
 
 
 def schedule(distributed_step, arguments):
-    """Give a step to the next free worker. Without a cluster, take it here."""
+    """Give a call to the next free worker. Without a cluster, make it here."""
     if not coordinator:
         return distributed_step(*arguments)
     with coordinator_lock:
@@ -173,13 +173,13 @@ def schedule(distributed_step, arguments):
 
 
 def fetch_result(result):
-    """Return what a step returns, [n] float64, when a worker has taken it."""
+    """Return what a call returns, [n] float64, when a worker has finished it."""
     if not coordinator:
         return result.numpy()
     while True:
         try:
             return result.fetch()
-        except tf.errors.OpError:  # its worker is lost; another one repeats the step
+        except tf.errors.OpError:  # its worker is lost; another one repeats the call
             with coordinator_lock:
                 coordinator.done()  # raises other errors
             time.sleep(POLL_SECONDS)

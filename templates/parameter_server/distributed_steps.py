@@ -26,36 +26,42 @@ def redirect_updates(metric):
     metric.update_state = update_counts
 
 
-def run_step(step_function, metrics, iterator, places, training=False):
-    """Run a step on a worker. Return the sums of losses and weights, and the metrics' counts.
+def run_in_turn(step_function, metrics, iterator, places, training=False):
+    """Run a step for each element of `places`, [steps, batch, 3], on one worker.
 
-    The result is one tensor, [n] float64: each tensor would take a message to the chief.
+    Return the sums of losses and weights, and the metrics' counts. The result is one tensor,
+    [n] float64: each tensor would take a message to the chief.
     """
-    metric_counts.clear()
-    examples, size = next(iterator)
-    batch = create_batch(examples, size, training, places)
-    tensors = [strategy.run(step_function, args=(batch,))]
-    for metric in metrics:
-        tensors += [get_count(variable) for variable in metric.variables]
-    flat = [tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors]
-    return tf.concat(flat, axis=0)
+
+    def run_step(places):
+        epoch, position, _ = tf.unstack(places[0])
+        step_in_epoch = position // config.global_batch_size
+        traced["step"] = epoch * config.steps_per_epoch + step_in_epoch  # read by `update`
+        metric_counts.clear()
+        batch = create_batch(*next(iterator), training, places)
+        tensors = [strategy.run(step_function, args=(batch,))]
+        for metric in metrics:
+            tensors += [get_count(variable) for variable in metric.variables]
+        flat = [tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors]
+        return tf.concat(flat, axis=0)
+
+    return tf.reduce_sum(tf.map_fn(run_step, places, fn_output_signature=tf.float64), axis=0)
 
 
-@tf.function
-def distributed_train_step(iterator, step, places):
-    """Run a training step on the worker that is free first.
+@tf.function(reduce_retracing=True)
+def distributed_train_step(iterator, places):
+    """Take training steps on the worker that is free first.
 
-    `iterator` is the worker's, `step` is [] int32, and `places` are as in `create_batch`.
+    `iterator` is the worker's, and `places`, [steps, batch, 3], are as in `create_batch`.
     """
-    traced["step"] = step  # read by `update`
-    return run_step(train_step, train_metrics, iterator, places, training=True)
+    return run_in_turn(train_step, train_metrics, iterator, places, training=True)
 
 
 @tf.function
-def distributed_validation_step(iterator, step, places):
-    return run_step(validation_step, validation_metrics, iterator, places)
+def distributed_validation_step(iterator, places):
+    return run_in_turn(validation_step, validation_metrics, iterator, places)
 
 
 @tf.function
-def distributed_test_step(iterator, step, places):
-    return run_step(test_step, test_metrics, iterator, places)
+def distributed_test_step(iterator, places):
+    return run_in_turn(test_step, test_metrics, iterator, places)

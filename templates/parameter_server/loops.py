@@ -1,12 +1,17 @@
-def run_steps(distributed_step, arguments, stops=()):
-    """Have the workers take a step for each of `arguments`, until `stops` has an element.
+# A worker takes so many steps per call, since each call takes messages. If it fails, another worker
+# repeats the call. Use 1 if steps take seconds: after a signal, a call may take GRACE_SECONDS.
+STEPS_PER_CALL = 4
 
-    Return the result of each step, [n] float64.
+
+def run_steps(distributed_step, arguments, stops=()):
+    """Have the workers take the steps of each of `arguments`, until `stops` has an element.
+
+    Return the result of each call, [n] float64.
     """
     futures = []
     pending = set()
-    limit = 4 * config.workers  # these steps are finished after a signal
-    pool = concurrent.futures.ThreadPoolExecutor(limit)  # a slow worker delays only its own steps
+    limit = 2 * config.workers  # these calls are finished after a signal
+    pool = concurrent.futures.ThreadPoolExecutor(limit)  # a slow worker delays only its own calls
     for each in arguments:
         while len(pending) == limit:
             pending = wait_for_any(pending)
@@ -21,9 +26,9 @@ def run_steps(distributed_step, arguments, stops=()):
 
 
 def wait_for_any(pending):
-    """Wait until a step has ended. Return the others, or raise the error of a failed server.
+    """Wait until a call has ended. Return the others, or raise the error of a failed server.
 
-    Raise RunInterrupted if no step ends within GRACE_SECONDS of a signal: the workers are gone.
+    Raise RunInterrupted if no call ends within GRACE_SECONDS of a signal: the workers are gone.
     """
     ended, pending = concurrent.futures.wait(pending, GRACE_SECONDS, "FIRST_COMPLETED")
     if signals and not ended:
@@ -34,7 +39,7 @@ def wait_for_any(pending):
 
 
 def add_up(results, metrics):
-    """Return the mean loss and the metrics of the results of `run_step`.
+    """Return the mean loss and the metrics of the results of `run_in_turn`.
 
     If sample weights sum to 0, the loss is 0.
     """
@@ -48,30 +53,30 @@ def add_up(results, metrics):
     return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
-def train(get_arguments, steps):
+def train(list_arguments, steps):
     """Run a loop of training, which a signal ends early, and advance `state.step`.
 
     Return the values of its log line.
     """
     started_at = time.perf_counter()
-    arguments = map(get_arguments, range(state.step, state.step + steps))
-    results = run_steps(distributed_train_step, arguments, signals)
+    results = run_steps(distributed_train_step, list_arguments(state.step, steps), signals)
     seconds = time.perf_counter() - started_at
-    state.step += len(results)
+    steps = min(steps, STEPS_PER_CALL * len(results))
+    state.step += steps
     optimizers = list(filter(None, tf.nest.flatten(optimizer)))
     for each in optimizers:
         each.iterations.assign(state.step)
     values = add_up(results, train_metrics)
     values["learning_rate"] = float(optimizers[0].learning_rate.numpy())
-    values["examples_per_second"] = len(results) * config.global_batch_size / seconds
+    values["examples_per_second"] = steps * config.global_batch_size / seconds
     return values
 
 
-def validate(get_arguments, steps):
-    results = run_steps(distributed_validation_step, map(get_arguments, range(steps)))
+def validate(list_arguments, steps):
+    results = run_steps(distributed_validation_step, list_arguments(0, steps))
     return add_up(results, validation_metrics)
 
 
-def test(get_arguments, steps):
-    results = run_steps(distributed_test_step, map(get_arguments, range(steps)))
+def test(list_arguments, steps):
+    results = run_steps(distributed_test_step, list_arguments(0, steps))
     return add_up(results, test_metrics)

@@ -40,15 +40,6 @@ def report_lost_worker(record):
     return False
 
 
-def set_up_process():
-    """Install the handlers of signals."""
-    exit_on_signals()
-
-
-def check_batch_size():
-    """Accept any batch size: a worker takes the whole batch of a step."""
-
-
 def print_start(checkpoint):
     resumed = f", resumed at step {state.step}" if checkpoint else ""
     tasks = f"parameter_server on {config.workers} × worker, {config.servers} × ps"

@@ -389,53 +389,64 @@ def redirect_updates(metric):
     metric.update_state = update_counts
 
 
-def run_step(step_function, metrics, iterator, places, training=False):
-    """Run a step on a worker. Return the sums of losses and weights, and the metrics' counts.
+def run_in_turn(step_function, metrics, iterator, places, training=False):
+    """Run a step for each element of `places`, [steps, batch, 3], on one worker.
 
-    The result is one tensor, [n] float64: each tensor would take a message to the chief.
+    Return the sums of losses and weights, and the metrics' counts. The result is one tensor,
+    [n] float64: each tensor would take a message to the chief.
     """
-    metric_counts.clear()
-    examples, size = next(iterator)
-    batch = create_batch(examples, size, training, places)
-    tensors = [strategy.run(step_function, args=(batch,))]
-    for metric in metrics:
-        tensors += [get_count(variable) for variable in metric.variables]
-    flat = [tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors]
-    return tf.concat(flat, axis=0)
+
+    def run_step(places):
+        epoch, position, _ = tf.unstack(places[0])
+        step_in_epoch = position // config.global_batch_size
+        traced["step"] = epoch * config.steps_per_epoch + step_in_epoch  # read by `update`
+        metric_counts.clear()
+        batch = create_batch(*next(iterator), training, places)
+        tensors = [strategy.run(step_function, args=(batch,))]
+        for metric in metrics:
+            tensors += [get_count(variable) for variable in metric.variables]
+        flat = [tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors]
+        return tf.concat(flat, axis=0)
+
+    return tf.reduce_sum(tf.map_fn(run_step, places, fn_output_signature=tf.float64), axis=0)
 
 
-@tf.function
-def distributed_train_step(iterator, step, places):
-    """Run a training step on the worker that is free first.
+@tf.function(reduce_retracing=True)
+def distributed_train_step(iterator, places):
+    """Take training steps on the worker that is free first.
 
-    `iterator` is the worker's, `step` is [] int32, and `places` are as in `create_batch`.
+    `iterator` is the worker's, and `places`, [steps, batch, 3], are as in `create_batch`.
     """
-    traced["step"] = step  # read by `update`
-    return run_step(train_step, train_metrics, iterator, places, training=True)
+    return run_in_turn(train_step, train_metrics, iterator, places, training=True)
 
 
 @tf.function
-def distributed_validation_step(iterator, step, places):
-    return run_step(validation_step, validation_metrics, iterator, places)
+def distributed_validation_step(iterator, places):
+    return run_in_turn(validation_step, validation_metrics, iterator, places)
 
 
 @tf.function
-def distributed_test_step(iterator, step, places):
-    return run_step(test_step, test_metrics, iterator, places)
+def distributed_test_step(iterator, places):
+    return run_in_turn(test_step, test_metrics, iterator, places)
 
 
 # 5. Loops: many steps -----------------------------------------------------------------------------
 
 
-def run_steps(distributed_step, arguments, stops=()):
-    """Have the workers take a step for each of `arguments`, until `stops` has an element.
+# A worker takes so many steps per call, since each call takes messages. If it fails, another worker
+# repeats the call. Use 1 if steps take seconds: after a signal, a call may take GRACE_SECONDS.
+STEPS_PER_CALL = 4
 
-    Return the result of each step, [n] float64.
+
+def run_steps(distributed_step, arguments, stops=()):
+    """Have the workers take the steps of each of `arguments`, until `stops` has an element.
+
+    Return the result of each call, [n] float64.
     """
     futures = []
     pending = set()
-    limit = 4 * config.workers  # these steps are finished after a signal
-    pool = concurrent.futures.ThreadPoolExecutor(limit)  # a slow worker delays only its own steps
+    limit = 2 * config.workers  # these calls are finished after a signal
+    pool = concurrent.futures.ThreadPoolExecutor(limit)  # a slow worker delays only its own calls
     for each in arguments:
         while len(pending) == limit:
             pending = wait_for_any(pending)
@@ -450,9 +461,9 @@ def run_steps(distributed_step, arguments, stops=()):
 
 
 def wait_for_any(pending):
-    """Wait until a step has ended. Return the others, or raise the error of a failed server.
+    """Wait until a call has ended. Return the others, or raise the error of a failed server.
 
-    Raise RunInterrupted if no step ends within GRACE_SECONDS of a signal: the workers are gone.
+    Raise RunInterrupted if no call ends within GRACE_SECONDS of a signal: the workers are gone.
     """
     ended, pending = concurrent.futures.wait(pending, GRACE_SECONDS, "FIRST_COMPLETED")
     if signals and not ended:
@@ -463,7 +474,7 @@ def wait_for_any(pending):
 
 
 def add_up(results, metrics):
-    """Return the mean loss and the metrics of the results of `run_step`.
+    """Return the mean loss and the metrics of the results of `run_in_turn`.
 
     If sample weights sum to 0, the loss is 0.
     """
@@ -477,32 +488,32 @@ def add_up(results, metrics):
     return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
 
 
-def train(get_arguments, steps):
+def train(list_arguments, steps):
     """Run a loop of training, which a signal ends early, and advance `state.step`.
 
     Return the values of its log line.
     """
     started_at = time.perf_counter()
-    arguments = map(get_arguments, range(state.step, state.step + steps))
-    results = run_steps(distributed_train_step, arguments, signals)
+    results = run_steps(distributed_train_step, list_arguments(state.step, steps), signals)
     seconds = time.perf_counter() - started_at
-    state.step += len(results)
+    steps = min(steps, STEPS_PER_CALL * len(results))
+    state.step += steps
     optimizers = list(filter(None, tf.nest.flatten(optimizer)))
     for each in optimizers:
         each.iterations.assign(state.step)
     values = add_up(results, train_metrics)
     values["learning_rate"] = float(optimizers[0].learning_rate.numpy())
-    values["examples_per_second"] = len(results) * config.global_batch_size / seconds
+    values["examples_per_second"] = steps * config.global_batch_size / seconds
     return values
 
 
-def validate(get_arguments, steps):
-    results = run_steps(distributed_validation_step, map(get_arguments, range(steps)))
+def validate(list_arguments, steps):
+    results = run_steps(distributed_validation_step, list_arguments(0, steps))
     return add_up(results, validation_metrics)
 
 
-def test(get_arguments, steps):
-    results = run_steps(distributed_test_step, map(get_arguments, range(steps)))
+def test(list_arguments, steps):
+    results = run_steps(distributed_test_step, list_arguments(0, steps))
     return add_up(results, test_metrics)
 
 
@@ -772,7 +783,7 @@ def is_server_failure(error):
 
 
 def schedule(distributed_step, arguments):
-    """Give a step to the next free worker. Without a cluster, take it here."""
+    """Give a call to the next free worker. Without a cluster, make it here."""
     if not coordinator:
         return distributed_step(*arguments)
     with coordinator_lock:
@@ -780,13 +791,13 @@ def schedule(distributed_step, arguments):
 
 
 def fetch_result(result):
-    """Return what a step returns, [n] float64, when a worker has taken it."""
+    """Return what a call returns, [n] float64, when a worker has finished it."""
     if not coordinator:
         return result.numpy()
     while True:
         try:
             return result.fetch()
-        except tf.errors.OpError:  # its worker is lost; another one repeats the step
+        except tf.errors.OpError:  # its worker is lost; another one repeats the call
             with coordinator_lock:
                 coordinator.done()  # raises other errors
             time.sleep(POLL_SECONDS)
@@ -832,15 +843,6 @@ def report_lost_worker(record):
         index = record.args[0].rpartition(":")[2]  # /job:worker/replica:0/task:1
         print_status(f"worker {index} failed; other workers repeat its steps")
     return False
-
-
-def set_up_process():
-    """Install the handlers of signals."""
-    exit_on_signals()
-
-
-def check_batch_size():
-    """Accept any batch size: a worker takes the whole batch of a step."""
 
 
 def print_start(checkpoint):
@@ -911,7 +913,7 @@ def shuffle(size, epoch):
 
 
 def create_input(examples, size, training, first_step=0):
-    """Return a function from a step to the arguments of its function, and the steps of an epoch.
+    """Return a function that lists the arguments of steps, and the steps of an epoch.
 
     Each worker gets all examples once, when it connects. For each step, the chief sends the places
     of its batch: they are the same for any worker, also when a step is repeated. `first_step` has
@@ -939,11 +941,14 @@ def create_input(examples, size, training, first_step=0):
         places = tf.stack([epoch_column, position, index], axis=1)
         return tf.reshape(places, [steps, -1, 3])
 
-    def get_arguments(step):
-        epoch, step_in_epoch = divmod(step, steps)
-        return iterator, tf.constant(step), list_places(epoch)[step_in_epoch]
+    def list_arguments(first_step, count):
+        """Return the arguments of calls that take so many steps of one epoch."""
+        epoch, start = divmod(first_step, steps)
+        places = list_places(epoch)[start : start + count]
+        starts = range(0, len(places), STEPS_PER_CALL)
+        return [(iterator, places[start : start + STEPS_PER_CALL]) for start in starts]
 
-    return get_arguments, steps
+    return list_arguments, steps
 
 
 def create_batch(examples, size, training, places):
@@ -1494,7 +1499,6 @@ def main(argv=None):
     state = State()
     strategy = create_strategy()
     exit_on_signals()
-    check_batch_size()
 
     # 2. Load the data.
     datasets = load_datasets()
