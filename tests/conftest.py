@@ -24,6 +24,7 @@ import pytest
 # The names that this module doesn't use are for test files that import them from here.
 from rendering import (
     QUESTIONS,
+    SIZES,
     TASKS,
     TEMPLATE,  # noqa: F401
     combine_choices,
@@ -173,6 +174,18 @@ def essential_script(render, tmp_path_factory):
 def scripts(essential_script, complete_script):
     """Return the scripts of the default task, by size."""
     return {"essential": essential_script, "complete": complete_script}
+
+
+@pytest.fixture(scope="session")
+def task_scripts(render, tmp_path_factory):
+    """Return the scripts of each task, by size."""
+    folder = tmp_path_factory.mktemp("sizes")
+
+    def render_script(task, size):
+        project = render(folder / task, task=task, script=size, project_slug=f"a_{size}")
+        return project / "train.py"
+
+    return {task: {size: render_script(task, size) for size in SIZES} for task in TASKS}
 
 
 @pytest.fixture(scope="session")

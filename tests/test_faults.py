@@ -1,13 +1,15 @@
 """Signals, full disks and non-finite losses: the same command again ends bit-identical.
 
 Signals come at random moments: while TensorFlow starts, in steps, in saves, in validation. These
-tests send a few; the full fault run is
+tests send a few, to the complete script of the image task. The full fault run sends more in all, to
+both sizes of all tasks:
 
-    FAULTS_KILLS=100 FAULTS_TERMS=20 python3 -m uv run pytest -s tests/test_faults.py
+    FAULTS_SCRIPTS=all FAULTS_KILLS=100 FAULTS_TERMS=20 uv run pytest -s tests/test_faults.py
 
 It prints its seed; FAULTS_SEED=… draws the same moments again.
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -15,9 +17,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import running
+from rendering import SIZES, TASKS
 from running import (
     STEPS_PER_EPOCH,
     WORKERS,
@@ -46,6 +50,7 @@ from running import (
     watch_log,
 )
 from variants import (
+    SMALL_DATA,
     SMALL_IMAGES,
     make_nan,
     run_before,
@@ -70,18 +75,27 @@ PLACES = {
     signal.SIGKILL: (ONE_REPLICA, TWO_REPLICAS, TWO_WORKERS),
     signal.SIGTERM: (ONE_REPLICA, TWO_WORKERS),
 }
-CASES = [(number, place) for number, places in PLACES.items() for place in places]
+# The size and the task of each script that gets signals.
+SCRIPTS = [("complete", "image_classification")]
+if os.environ.get("FAULTS_SCRIPTS") == "all":
+    SCRIPTS = list(itertools.product(SIZES, TASKS))
+CASES = [
+    (number, place, *script)
+    for number, places in PLACES.items()
+    for place in places
+    for script in SCRIPTS
+]
 
 # --------------------------------------------------------------------------------------------------
 # Signals at random moments
 # --------------------------------------------------------------------------------------------------
 
 
-def count_signals(number, place):
-    """Return how many of the signals a place gets."""
-    total = {signal.SIGKILL: KILLS, signal.SIGTERM: TERMS}[number]
-    places = PLACES[number]
-    return len(range(places.index(place), total, len(places)))
+def count_signals(case):
+    """Return how many of the signals a case gets."""
+    total = {signal.SIGKILL: KILLS, signal.SIGTERM: TERMS}[case[0]]
+    cases = [each for each in CASES if each[0] == case[0]]
+    return len(range(cases.index(case), total, len(cases)))
 
 
 def begin(place, script, *flags, start=fork):
@@ -150,7 +164,9 @@ def assert_other_ended(is_training, outcome):
     codes = {0, 143} if is_training else {0, 143, -signal.SIGTERM}
     assert outcome.code in codes, outcome
     if outcome.errors:
-        assert_one_line(outcome.errors, "start all workers again")
+        line = assert_one_line(outcome.errors)
+        # The essential script saves on all workers if one of them gets a SIGTERM.
+        assert re.search("start all workers again|the same command resumes", line)
 
 
 def disturb(number, place, script, chance):
@@ -175,16 +191,41 @@ def disturb(number, place, script, chance):
     return any(codes)
 
 
+def get_code(task):
+    """Return code with which a run of `FLAGS` takes less than a minute."""
+    return [SMALL_DATA[task]] if task == "text_classification" else []
+
+
+@pytest.fixture(scope="session")
+def train_task(once, task_scripts, train_once, tmp_path_factory):
+    """Return a function that trains the complete script of a task, once a session.
+
+    It returns the run's folder.
+    """
+
+    def train_script(task, flags):
+        folder = tmp_path_factory.mktemp(task)
+        train(write_variant(task_scripts[task]["complete"], folder, *get_code(task)), *flags)
+        return str(folder / "run")
+
+    def train_or_recall(task, *flags):
+        if task == "image_classification":
+            return train_once(*flags)
+        return Path(once(train_script, task, flags))
+
+    return train_or_recall
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("number", "place"), CASES, ids=lambda value: getattr(value, "name", value)
+    ("number", "place", "size", "task"), CASES, ids=lambda value: getattr(value, "name", value)
 )
 def test_interrupted_run_is_bit_identical(
-    number, place, complete_script, train_once, tmp_path, chance
+    number, place, size, task, task_scripts, train_task, tmp_path, chance
 ):
-    count = count_signals(number, place)
-    expected = train_once(*FLAGS, *flags_of(1 if place == ONE_REPLICA else 2))
-    script = write_variant(complete_script, tmp_path)
+    count = count_signals((number, place, size, task))
+    expected = train_task(task, *FLAGS, *flags_of(1 if place == ONE_REPLICA else 2))
+    script = write_variant(task_scripts[task][size], tmp_path, *get_code(task))
     run_dir = tmp_path / "run"
     sent = 0
     while sent < count:
@@ -194,7 +235,7 @@ def test_interrupted_run_is_bit_identical(
             assert_succeeded(finish_all(begin(place, script, *FLAGS)))
             assert_same_run(run_dir, expected)
             shutil.rmtree(run_dir)
-    print(f"{sent} × {number.name} to {place}: all runs are bit-identical")
+    print(f"{sent} × {number.name} to {size} {task}, {place}: all runs are bit-identical")
 
 
 # --------------------------------------------------------------------------------------------------

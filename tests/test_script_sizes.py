@@ -29,18 +29,6 @@ from variants import SMALL_DATA, edit_all_hooks, list_hooks, write_copies, write
 LONG = pytest.mark.long
 
 
-@pytest.fixture(scope="module")
-def task_scripts(render, tmp_path_factory):
-    """Return the scripts of each task, by size."""
-    folder = tmp_path_factory.mktemp("sizes")
-
-    def render_script(task, size):
-        project = render(folder / task, task=task, script=size, project_slug=f"a_{size}")
-        return project / "train.py"
-
-    return {task: {size: render_script(task, size) for size in SIZES} for task in TASKS}
-
-
 # --------------------------------------------------------------------------------------------------
 # Bit-identical results
 # --------------------------------------------------------------------------------------------------
