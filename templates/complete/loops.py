@@ -1,4 +1,5 @@
 def add(sums, results):
+    """Add what a step returned on one replica to its sums."""
     return sums + tf.cast(results, sums.dtype)
 
 

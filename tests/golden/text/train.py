@@ -437,6 +437,7 @@ def distributed_test_step(batch):
 
 
 def add(sums, results):
+    """Add what a step returned on one replica to its sums."""
     return sums + tf.cast(results, sums.dtype)
 
 
