@@ -456,7 +456,8 @@ def test_run_stops_before_it_saves_a_non_finite_loss(complete_script, tmp_path):
 NON_FINITE_VALIDATION = """
 @wraps_original
 def evaluation_step(original, batch, metrics):
-    return original(batch, metrics) * [math.inf, 1.0]
+    loss, weight = original(batch, metrics)
+    return loss * math.inf, weight
 """
 
 

@@ -33,21 +33,23 @@ def run_in_turn(step_function, metrics, iterator, places, training=False):
     [n] float64: each tensor would take a message to the chief.
     """
 
-    def run_step(places):
-        epoch, position, _ = tf.unstack(places[0])
+    def run_step(places_of_step):
+        epoch, position, _ = tf.unstack(places_of_step[0])
         step_in_epoch = position // config.global_batch_size
         traced["step"] = epoch * config.steps_per_epoch + step_in_epoch  # read by `update`
         metric_counts.clear()
-        batch = create_batch(*next(iterator), training, places)
+        batch = create_batch(*next(iterator), training, places_of_step)
         tensors = [strategy.run(step_function, args=(batch,))]
         for metric in metrics:
             tensors += [get_count(variable) for variable in metric.variables]
         flat = [tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors]
         return tf.concat(flat, axis=0)
 
+    # One after the other: TensorFlow keeps the order of steps that assign variables.
     return tf.reduce_sum(tf.map_fn(run_step, places, fn_output_signature=tf.float64), axis=0)
 
 
+# The last call of a loop may have fewer steps. `reduce_retracing` traces one graph for all numbers.
 @tf.function(reduce_retracing=True)
 def distributed_train_step(iterator, places):
     """Take training steps on the worker that is free first.

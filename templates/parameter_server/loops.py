@@ -1,5 +1,6 @@
 # A worker takes so many steps per call, since each call takes messages. If it fails, another worker
-# repeats the call. Use 1 if steps take seconds: after a signal, a call may take GRACE_SECONDS.
+# repeats the call. Use 1 if a step takes seconds: a worker that gets a signal ends after
+# GRACE_SECONDS, which have to be enough for two calls.
 STEPS_PER_CALL = 4
 
 
@@ -32,7 +33,7 @@ def wait_for_any(pending):
     """
     ended, pending = concurrent.futures.wait(pending, GRACE_SECONDS, "FIRST_COMPLETED")
     if signals and not ended:
-        raise RunInterrupted("no worker has finished its step, so nothing is saved")
+        raise RunInterrupted("no worker has finished its steps, so nothing is saved")
     for future in ended:
         future.result()
     return pending
@@ -61,6 +62,7 @@ def train(list_arguments, steps):
     started_at = time.perf_counter()
     results = run_steps(distributed_train_step, list_arguments(state.step, steps), signals)
     seconds = time.perf_counter() - started_at
+    # Fewer after a signal. Only the last call of a loop may have fewer than STEPS_PER_CALL.
     steps = min(steps, STEPS_PER_CALL * len(results))
     state.step += steps
     optimizers = list(filter(None, tf.nest.flatten(optimizer)))

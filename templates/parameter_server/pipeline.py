@@ -1,5 +1,5 @@
 def create_input(examples, size, training, first_step=0):
-    """Return a function that lists the arguments of steps, and the steps of an epoch.
+    """Return a function that lists the arguments of calls, and the steps of an epoch.
 
     Each worker gets all examples once, when it connects. For each step, the chief sends the places
     of its batch: they are the same for any worker, also when a step is repeated. `first_step` has
@@ -27,10 +27,10 @@ def create_input(examples, size, training, first_step=0):
         places = tf.stack([epoch_column, position, index], axis=1)
         return tf.reshape(places, [steps, -1, 3])
 
-    def list_arguments(first_step, count):
-        """Return the arguments of calls that take so many steps of one epoch."""
-        epoch, start = divmod(first_step, steps)
-        places = list_places(epoch)[start : start + count]
+    def list_arguments(step, count):
+        """Return the arguments of calls that take `count` steps of one epoch, from `step` on."""
+        epoch, step_in_epoch = divmod(step, steps)
+        places = list_places(epoch)[step_in_epoch : step_in_epoch + count]
         starts = range(0, len(places), STEPS_PER_CALL)
         return [(iterator, places[start : start + STEPS_PER_CALL]) for start in starts]
 

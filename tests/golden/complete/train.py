@@ -436,7 +436,7 @@ def distributed_test_step(batch):
 
 
 def add(sums, results):
-    """Add what a step returned on one replica to its sums."""
+    """Add one replica's loss and weight of a step to its sums of both, [2] float64."""
     return sums + tf.cast(results, sums.dtype)
 
 
@@ -447,6 +447,7 @@ def run_steps(distributed_step, iterator, steps):
     `steps` is a tensor, since a Python number would trace a graph for each value. Return the mean
     loss, or 0 if weights sum to 0, and the seconds spent waiting for data, [] float64 each.
     """
+    # Each replica adds up its own losses: between workers, a sum is a message.
     sums = strategy.run(lambda: tf.zeros([2], tf.float64))
     waited = tf.zeros([], tf.float64)
     # A step updates the weights of the first layers last: they get their gradients last.
@@ -458,11 +459,10 @@ def run_steps(distributed_step, iterator, steps):
         batch_arrived_at = read_clock([part for part in parts if part is not None])
         waited += tf.maximum(batch_arrived_at - step_ended_at, 0.0)
         sums = strategy.run(add, args=(sums, distributed_step(batch)))
-    # Once a loop: between workers, a sum is a message.
-    sums = strategy.reduce("SUM", sums, axis=None)
+    loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))
     # A GPU may still be at work: wait for the last update.
     with tf.control_dependencies([tf.convert_to_tensor(first_weights)]):
-        return tf.math.divide_no_nan(*tf.unstack(sums)), waited
+        return tf.math.divide_no_nan(loss_sum, weight_sum), waited
 
 
 def run_loop(distributed_step, metrics, iterator, steps):

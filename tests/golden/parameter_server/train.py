@@ -396,21 +396,23 @@ def run_in_turn(step_function, metrics, iterator, places, training=False):
     [n] float64: each tensor would take a message to the chief.
     """
 
-    def run_step(places):
-        epoch, position, _ = tf.unstack(places[0])
+    def run_step(places_of_step):
+        epoch, position, _ = tf.unstack(places_of_step[0])
         step_in_epoch = position // config.global_batch_size
         traced["step"] = epoch * config.steps_per_epoch + step_in_epoch  # read by `update`
         metric_counts.clear()
-        batch = create_batch(*next(iterator), training, places)
+        batch = create_batch(*next(iterator), training, places_of_step)
         tensors = [strategy.run(step_function, args=(batch,))]
         for metric in metrics:
             tensors += [get_count(variable) for variable in metric.variables]
         flat = [tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors]
         return tf.concat(flat, axis=0)
 
+    # One after the other: TensorFlow keeps the order of steps that assign variables.
     return tf.reduce_sum(tf.map_fn(run_step, places, fn_output_signature=tf.float64), axis=0)
 
 
+# The last call of a loop may have fewer steps. `reduce_retracing` traces one graph for all numbers.
 @tf.function(reduce_retracing=True)
 def distributed_train_step(iterator, places):
     """Take training steps on the worker that is free first.
@@ -434,7 +436,8 @@ def distributed_test_step(iterator, places):
 
 
 # A worker takes so many steps per call, since each call takes messages. If it fails, another worker
-# repeats the call. Use 1 if steps take seconds: after a signal, a call may take GRACE_SECONDS.
+# repeats the call. Use 1 if a step takes seconds: a worker that gets a signal ends after
+# GRACE_SECONDS, which have to be enough for two calls.
 STEPS_PER_CALL = 4
 
 
@@ -467,7 +470,7 @@ def wait_for_any(pending):
     """
     ended, pending = concurrent.futures.wait(pending, GRACE_SECONDS, "FIRST_COMPLETED")
     if signals and not ended:
-        raise RunInterrupted("no worker has finished its step, so nothing is saved")
+        raise RunInterrupted("no worker has finished its steps, so nothing is saved")
     for future in ended:
         future.result()
     return pending
@@ -496,6 +499,7 @@ def train(list_arguments, steps):
     started_at = time.perf_counter()
     results = run_steps(distributed_train_step, list_arguments(state.step, steps), signals)
     seconds = time.perf_counter() - started_at
+    # Fewer after a signal. Only the last call of a loop may have fewer than STEPS_PER_CALL.
     steps = min(steps, STEPS_PER_CALL * len(results))
     state.step += steps
     optimizers = list(filter(None, tf.nest.flatten(optimizer)))
@@ -913,7 +917,7 @@ def shuffle(size, epoch):
 
 
 def create_input(examples, size, training, first_step=0):
-    """Return a function that lists the arguments of steps, and the steps of an epoch.
+    """Return a function that lists the arguments of calls, and the steps of an epoch.
 
     Each worker gets all examples once, when it connects. For each step, the chief sends the places
     of its batch: they are the same for any worker, also when a step is repeated. `first_step` has
@@ -941,10 +945,10 @@ def create_input(examples, size, training, first_step=0):
         places = tf.stack([epoch_column, position, index], axis=1)
         return tf.reshape(places, [steps, -1, 3])
 
-    def list_arguments(first_step, count):
-        """Return the arguments of calls that take so many steps of one epoch."""
-        epoch, start = divmod(first_step, steps)
-        places = list_places(epoch)[start : start + count]
+    def list_arguments(step, count):
+        """Return the arguments of calls that take `count` steps of one epoch, from `step` on."""
+        epoch, step_in_epoch = divmod(step, steps)
+        places = list_places(epoch)[step_in_epoch : step_in_epoch + count]
         starts = range(0, len(places), STEPS_PER_CALL)
         return [(iterator, places[start : start + STEPS_PER_CALL]) for start in starts]
 

@@ -380,7 +380,7 @@ def distributed_test_step(batch):
 
 
 def add(sums, results):
-    """Add what a step returned on one replica to its sums."""
+    """Add one replica's loss and weight of a step to its sums of both, [2] float64."""
     return sums + tf.cast(results, sums.dtype)
 
 
@@ -390,12 +390,12 @@ def run_steps(distributed_step, iterator, steps):
 
     `steps` is a tensor, since a Python number would trace a graph for each value.
     """
+    # Each replica adds up its own losses: between workers, a sum is a message.
     sums = strategy.run(lambda: tf.zeros([2], tf.float64))
     for _ in tf.range(steps):
         sums = strategy.run(add, args=(sums, distributed_step(next_batch(iterator))))
-    # Once a loop: between workers, a sum is a message.
-    sums = strategy.reduce("SUM", sums, axis=None)
-    return tf.math.divide_no_nan(*tf.unstack(sums))
+    loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))
+    return tf.math.divide_no_nan(loss_sum, weight_sum)
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
