@@ -1,15 +1,16 @@
 def add(sums, results):
-    """Add one replica's loss and weight of a step to its sums of both, [2] float64."""
+    """Add a replica's losses and sample weights of one step to its sums, [2] float64."""
     return sums + tf.cast(results, sums.dtype)
 
 
 @tf.function
 def run_steps(distributed_step, iterator, steps):
-    """Run many steps in one graph. Return the mean loss, or 0 if weights sum to 0, [] float64.
+    """Run many steps in one graph. Return the mean loss, [] float64.
 
-    `steps` is a tensor, since a Python number would trace a graph for each value.
+    If sample weights sum to 0, it is 0. `steps` is a tensor, since a Python number would trace a
+    graph for each value.
     """
-    # Each replica adds up its own losses: between workers, a sum is a message.
+    # Each replica adds up its own losses, since a sum over workers takes messages.
     sums = strategy.run(lambda: tf.zeros([2], tf.float64))
     for _ in tf.range(steps):
         sums = strategy.run(add, args=(sums, distributed_step(next_batch(iterator))))

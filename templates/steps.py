@@ -21,7 +21,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with one replica's batch. Return its sums of losses and weights, [] each."""
+    """Update the model with a replica's batch. Return its sums of losses and sample weights."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
@@ -29,7 +29,7 @@ def train_step(batch):
 
 
 def evaluation_step(batch, metrics):
-    """Return the sums of one replica's losses and weights, [] each. Update the metrics.
+    """Return the sums of one replica's losses and sample weights, [] each. Update the metrics.
 
     Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
     """

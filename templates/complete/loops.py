@@ -1,5 +1,5 @@
 def add(sums, results):
-    """Add one replica's loss and weight of a step to its sums of both, [2] float64."""
+    """Add a replica's losses and sample weights of one step to its sums, [2] float64."""
     return sums + tf.cast(results, sums.dtype)
 
 
@@ -8,9 +8,9 @@ def run_steps(distributed_step, iterator, steps):
     """Run many steps in one graph.
 
     `steps` is a tensor, since a Python number would trace a graph for each value. Return the mean
-    loss, or 0 if weights sum to 0, and the seconds spent waiting for data, [] float64 each.
+    loss, or 0 if sample weights sum to 0, and the seconds spent waiting for data, [] float64 each.
     """
-    # Each replica adds up its own losses: between workers, a sum is a message.
+    # Each replica adds up its own losses, since a sum over workers takes messages.
     sums = strategy.run(lambda: tf.zeros([2], tf.float64))
     waited = tf.zeros([], tf.float64)
     # A step updates the weights of the first layers last: they get their gradients last.

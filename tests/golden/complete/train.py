@@ -390,7 +390,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with one replica's batch. Return its sums of losses and weights, [] each."""
+    """Update the model with a replica's batch. Return its sums of losses and sample weights."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
@@ -398,7 +398,7 @@ def train_step(batch):
 
 
 def evaluation_step(batch, metrics):
-    """Return the sums of one replica's losses and weights, [] each. Update the metrics.
+    """Return the sums of one replica's losses and sample weights, [] each. Update the metrics.
 
     Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
     """
@@ -436,7 +436,7 @@ def distributed_test_step(batch):
 
 
 def add(sums, results):
-    """Add one replica's loss and weight of a step to its sums of both, [2] float64."""
+    """Add a replica's losses and sample weights of one step to its sums, [2] float64."""
     return sums + tf.cast(results, sums.dtype)
 
 
@@ -445,9 +445,9 @@ def run_steps(distributed_step, iterator, steps):
     """Run many steps in one graph.
 
     `steps` is a tensor, since a Python number would trace a graph for each value. Return the mean
-    loss, or 0 if weights sum to 0, and the seconds spent waiting for data, [] float64 each.
+    loss, or 0 if sample weights sum to 0, and the seconds spent waiting for data, [] float64 each.
     """
-    # Each replica adds up its own losses: between workers, a sum is a message.
+    # Each replica adds up its own losses, since a sum over workers takes messages.
     sums = strategy.run(lambda: tf.zeros([2], tf.float64))
     waited = tf.zeros([], tf.float64)
     # A step updates the weights of the first layers last: they get their gradients last.

@@ -334,7 +334,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with one replica's batch. Return its sums of losses and weights, [] each."""
+    """Update the model with a replica's batch. Return its sums of losses and sample weights."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
@@ -342,7 +342,7 @@ def train_step(batch):
 
 
 def evaluation_step(batch, metrics):
-    """Return the sums of one replica's losses and weights, [] each. Update the metrics.
+    """Return the sums of one replica's losses and sample weights, [] each. Update the metrics.
 
     Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
     """
@@ -380,17 +380,18 @@ def distributed_test_step(batch):
 
 
 def add(sums, results):
-    """Add one replica's loss and weight of a step to its sums of both, [2] float64."""
+    """Add a replica's losses and sample weights of one step to its sums, [2] float64."""
     return sums + tf.cast(results, sums.dtype)
 
 
 @tf.function
 def run_steps(distributed_step, iterator, steps):
-    """Run many steps in one graph. Return the mean loss, or 0 if weights sum to 0, [] float64.
+    """Run many steps in one graph. Return the mean loss, [] float64.
 
-    `steps` is a tensor, since a Python number would trace a graph for each value.
+    If sample weights sum to 0, it is 0. `steps` is a tensor, since a Python number would trace a
+    graph for each value.
     """
-    # Each replica adds up its own losses: between workers, a sum is a message.
+    # Each replica adds up its own losses, since a sum over workers takes messages.
     sums = strategy.run(lambda: tf.zeros([2], tf.float64))
     for _ in tf.range(steps):
         sums = strategy.run(add, args=(sums, distributed_step(next_batch(iterator))))
