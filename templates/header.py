@@ -43,7 +43,6 @@ import json
 import math
 import os
 import pickle
-import platform
 import re
 import shutil
 import signal
@@ -81,7 +80,6 @@ import gc
 import json
 import math
 import os
-import platform
 import shutil
 import signal
 import socket
@@ -112,7 +110,6 @@ import gc
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import signal

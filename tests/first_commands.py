@@ -4,6 +4,13 @@ They install uv from PyPI, then what the project needs, and train the example to
 environment takes a minute or two, so these tests run only when they are named:
 
     uv run pytest tests/first_commands.py
+
+The environments are of this machine. Root can run the commands on another distribution, in a folder
+that contains it. With Ubuntu as an example:
+
+    debootstrap --components=main,universe --include=ca-certificates,git,python3-pip noble \\
+        /tmp/noble http://archive.ubuntu.com/ubuntu
+    FIRST_COMMANDS_ROOT=/tmp/noble uv run pytest tests/first_commands.py -k distribution
 """
 
 import os
@@ -121,6 +128,25 @@ class Machine:
         )
 
 
+# In the distribution: this machine's devices and network settings, and the folder of the test.
+ENTER = """
+for path in /dev /proc /etc/resolv.conf /etc/ssl/certs "$2"; do
+    mount --rbind "$path" "$1$path" || exit
+done
+root=$1
+folder=$2
+shift 2
+exec chroot "$root" env --chdir="$folder/clone" "$@"
+"""
+
+
+def enter(root, folder):
+    """Return the start of a command that runs in the clone, in another distribution."""
+    (root / folder.relative_to("/")).mkdir(parents=True)
+    # The mounts end with the process.
+    return ["unshare", "--mount", "sh", "-c", ENTER, "sh", str(root), str(folder)]
+
+
 @pytest.fixture
 def folder():
     """Return a folder that other users can reach, unlike pytest's."""
@@ -146,19 +172,32 @@ def choose_commands(name):
     return commands
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_first_commands_render_and_train(name, folder):
-    require(sys.platform == "linux", "the environments need Linux")
-    machine = Machine(folder, unprivileged=IS_ROOT and name == "system")
-    path = find_path(name, folder)
-    for command in choose_commands(name):
+def assert_trained(machine, path, commands):
+    """Run the first commands. Assert that they train, and install nothing outside the clone."""
+    for command in commands:
         finished = machine.run(command, path)
         assert finished.returncode == 0, finished.stdout
     assert finished.stdout.splitlines()[-1].startswith("written to run: ")
     project = machine.clone / "demo" / "tf_distribute"
     assert (project / "run" / "export").is_dir()
-    # Nothing is installed outside the clone but what uv keeps in its cache.
+    # uv keeps a cache.
     assert not (machine.home / ".local" / "lib").exists()
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_first_commands_render_and_train(name, folder):
+    require(sys.platform == "linux", "the environments need Linux")
+    machine = Machine(folder, unprivileged=IS_ROOT and name == "system")
+    assert_trained(machine, find_path(name, folder), choose_commands(name))
+
+
+@pytest.mark.parametrize("unprivileged", [False, True], ids=["root", "user"])
+def test_first_commands_in_another_distribution(unprivileged, folder):
+    root = os.environ.get("FIRST_COMMANDS_ROOT")
+    require(root, "FIRST_COMMANDS_ROOT names no folder of a distribution")
+    machine = Machine(folder, unprivileged)
+    machine.prefix = enter(Path(root), folder) + machine.prefix
+    assert_trained(machine, SYSTEM_PATH, read_first_commands())
 
 
 def test_python_without_pip_says_so(folder):

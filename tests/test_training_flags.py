@@ -17,6 +17,7 @@ from rendering import TASKS
 from running import (
     FLAGS,
     assert_fails,
+    assert_rejected,
     assert_same_run,
     drop_random_states,
     environment,
@@ -227,6 +228,33 @@ def test_flags_that_hide_the_batch_from_normalization_are_rejected(
     line = assert_fails(outcome, 2, "BatchNormalization", "'batch_normalization'")
     assert line.startswith(f"train.py: error: {flag}")
     assert not (tmp_path / "run").exists()
+
+
+# --------------------------------------------------------------------------------------------------
+# A schedule of the hook's own
+# --------------------------------------------------------------------------------------------------
+
+OWN_SCHEDULE = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, _ = original(strategy)
+    with strategy.scope():
+        return model, Adam(keras.optimizers.schedules.ExponentialDecay(0.004, 19, 0.5))
+"""
+
+
+@pytest.mark.parametrize("flags", ["--schedule cosine", "--warmup-steps 5"])
+def test_schedule_of_the_hook_is_not_replaced(flags, complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, OWN_SCHEDULE)
+    outcome = run_script(script, *FLAGS, *flags.split())
+    assert_rejected(outcome, flags, "the optimizer's own schedule", "--schedule constant")
+    assert not (tmp_path / "run").exists()
+
+
+def test_schedule_of_the_hook_is_used(complete_script, tmp_path):
+    train(write_variant(complete_script, tmp_path, OWN_SCHEDULE), *SHORT)
+    rates = {line["step"]: line["learning_rate"] for line in read_split(tmp_path / "run", "train")}
+    assert (rates[19], rates[38]) == pytest.approx((0.002, 0.001))
 
 
 # --------------------------------------------------------------------------------------------------

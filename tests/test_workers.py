@@ -59,7 +59,7 @@ OTHER_FLAG = """
 Config = dataclasses.make_dataclass("Config", [("another_flag", int, 0)], bases=(Config,))
 """
 OTHER_VERSION = """
-platform.python_version = lambda: "3.9.0"
+sys.version = "3.9.0"
 """
 # The validation split gets the examples that the training split loses.
 OTHER_SIZES = """
@@ -199,7 +199,7 @@ def test_finished_run_of_workers_changes_nothing(complete_script, train_once, fo
 
 SMALL_FLAGS = (
     *("--global-batch-size", "16", "--epochs", "4"),
-    *("--checkpoint-every-steps", "3", "--deterministic"),
+    *("--checkpoint-every-steps", "3", "--deterministic", "--profile", "2,30"),
 )
 
 

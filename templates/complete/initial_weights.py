@@ -3,18 +3,18 @@ def read_weights(path):
 
     Of a run, these are the weights of its best checkpoint.
     """
-    folder = Path(path, "checkpoints")
     try:
         if Path(path, "model.keras").exists():  # an export
             path = f"{path}/model.keras"
         if path.endswith(".keras"):
             variables = keras.saving.load_model(path, compile=False).variables
             return [(variable.path, variable.numpy()) for variable in variables]
-        newest = tf.train.latest_checkpoint(folder / "best")
-        newest = newest or tf.train.latest_checkpoint(folder / "last")
-        checkpoint = read_checkpoint(newest or path)
-        names = enumerate(checkpoint["names"])
-        return [(name.decode(), checkpoint[f"model/{position}"]) for position, name in names]
+        best = tf.train.latest_checkpoint(Path(path, "checkpoints", "best"))
+        checkpoint = read_checkpoint(best or path)
+        return [
+            (name.decode(), checkpoint[f"model/{position}"])
+            for position, name in enumerate(checkpoint["names"])
+        ]
     except Exception as error:
         # OSError, ValueError, KeyError and others, by what is missing or corrupt.
         raise WrongInput(

@@ -23,9 +23,9 @@ def train_epochs(train_set, validation_set):
 
 
 def is_profiled(first_step, last_step):
-    """Return whether a loop contains steps of --profile."""
+    """Return whether to profile a loop: on the chief, if it contains steps of --profile."""
     first_profiled, last_profiled = parse_profile(config.profile)
-    return first_step < last_profiled and first_profiled <= last_step
+    return config.worker_index == 0 and first_step < last_profiled and first_profiled <= last_step
 
 
 def set_profiling(is_wanted):

@@ -25,7 +25,6 @@ import json
 import math
 import os
 import pickle
-import platform
 import re
 import shutil
 import signal
@@ -1496,18 +1495,18 @@ def read_weights(path):
 
     Of a run, these are the weights of its best checkpoint.
     """
-    folder = Path(path, "checkpoints")
     try:
         if Path(path, "model.keras").exists():  # an export
             path = f"{path}/model.keras"
         if path.endswith(".keras"):
             variables = keras.saving.load_model(path, compile=False).variables
             return [(variable.path, variable.numpy()) for variable in variables]
-        newest = tf.train.latest_checkpoint(folder / "best")
-        newest = newest or tf.train.latest_checkpoint(folder / "last")
-        checkpoint = read_checkpoint(newest or path)
-        names = enumerate(checkpoint["names"])
-        return [(name.decode(), checkpoint[f"model/{position}"]) for position, name in names]
+        best = tf.train.latest_checkpoint(Path(path, "checkpoints", "best"))
+        checkpoint = read_checkpoint(best or path)
+        return [
+            (name.decode(), checkpoint[f"model/{position}"])
+            for position, name in enumerate(checkpoint["names"])
+        ]
     except Exception as error:
         # OSError, ValueError, KeyError and others, by what is missing or corrupt.
         raise WrongInput(
@@ -1621,7 +1620,7 @@ def describe_run():
         **dataclasses.asdict(config),
         "git_commit": git.stdout.strip() or None,
         "versions": {
-            "python": platform.python_version(),
+            "python": sys.version,
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
         },
@@ -1889,6 +1888,11 @@ def configure_optimizer(each):
     if not each:
         return None
     if config.schedule != "constant" or config.warmup_steps != 0:
+        if not isinstance(each.learning_rate, keras.Variable):
+            raise WrongInput(
+                f"--schedule {config.schedule} --warmup-steps {config.warmup_steps} would replace "
+                "the optimizer's own schedule; use --schedule constant --warmup-steps 0"
+            )
         each.learning_rate = Schedule(float(each.learning_rate.numpy()))
     if config.ema_momentum:
         each.use_ema = True
@@ -1960,9 +1964,9 @@ def train_epochs(train_set, validation_set):
 
 
 def is_profiled(first_step, last_step):
-    """Return whether a loop contains steps of --profile."""
+    """Return whether to profile a loop: on the chief, if it contains steps of --profile."""
     first_profiled, last_profiled = parse_profile(config.profile)
-    return first_step < last_profiled and first_profiled <= last_step
+    return config.worker_index == 0 and first_step < last_profiled and first_profiled <= last_step
 
 
 def set_profiling(is_wanted):

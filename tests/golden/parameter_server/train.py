@@ -23,7 +23,6 @@ import gc
 import json
 import math
 import os
-import platform
 import shutil
 import signal
 import socket
@@ -1196,7 +1195,7 @@ def describe_run():
         **dataclasses.asdict(config),
         "git_commit": git.stdout.strip() or None,
         "versions": {
-            "python": platform.python_version(),
+            "python": sys.version,
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
         },

@@ -21,7 +21,6 @@ import gc
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import signal
@@ -1017,7 +1016,7 @@ def describe_run():
         **dataclasses.asdict(config),
         "git_commit": git.stdout.strip() or None,
         "versions": {
-            "python": platform.python_version(),
+            "python": sys.version,
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
         },
