@@ -108,10 +108,10 @@ def draw(axis, title, results):
     """
     clocks = {name: result["clock"] for name, result in results.items() if not result["fails"]}
     peers = [name for name in clocks if is_peer(name)]
-    best = min(peers, key=lambda name: statistics.median(clocks[name]))
+    reference = next(iter(clocks.values()))  # as in the tables
+    best = max(peers, key=lambda name: compute_speed(clocks[name], reference))
     for name, seconds in reversed(clocks.items()):
-        ratios = [b / a for a, b in zip(seconds, clocks[best], strict=False)]
-        speed = statistics.median(ratios)
+        speed = compute_speed(seconds, clocks[best])
         if speed > SLOWEST_BAR:
             bar = axis.barh(name, speed, color=choose_color(name))
             axis.bar_label(bar, fmt="%.2f", padding=3, fontsize=8)
@@ -119,6 +119,11 @@ def draw(axis, title, results):
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params("y", labelsize=8)
     axis.margins(x=0.1)
+
+
+def compute_speed(seconds, reference):
+    """Return the median of the ratios within a round."""
+    return statistics.median(b / a for a, b in zip(seconds, reference, strict=False))
 
 
 def choose_color(name):

@@ -82,8 +82,10 @@ def list_checkpoints(kind):
 def find_checkpoint(kind):
     """Return the path of the newest complete checkpoint, or None without any."""
     steps = list_checkpoints(kind)
-    if kind == "best" and not steps:
-        raise WrongInput(f"--run-dir {config.run_dir} has no best checkpoint; train first")
+    if not steps and (kind == "best" or run_path("checkpoints/last/checkpoint").exists()):
+        raise WrongInput(
+            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train, or restore it"
+        )
     return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}") if steps else None
 
 

@@ -41,13 +41,6 @@ def read_tf_config():
     # {% endif %}
 
 
-# {% if cookiecutter.__size == "essential" %}
-def barrier():
-    """Wait until all workers have called this."""
-    sum_over_workers(0)
-
-
-# {% endif %}
 def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:

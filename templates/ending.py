@@ -1,12 +1,12 @@
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # {% if cookiecutter.__size == "parameter_server" %}
-    if coordinator and is_server_failure(error):
+    if config.servers and is_server_failure(error):
         error = RunInterrupted("a parameter server failed; start all tasks again")
     # {% else %}
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
     # differs. `repr` begins with the type.
-    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|Error invoking NCCL"
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
     if config.workers > 1 and re.search(failures, repr(error) + str(error)):
         error = RunInterrupted("a worker failed; start all workers again")
     # {% endif %}
@@ -17,8 +17,11 @@ def report_error(error):
         traceback.print_exception(error)
         return 1
     # {% if cookiecutter.__size == "parameter_server" %}
-    stream = sys.stderr if error.exit_code else sys.stdout
-    print(f"train.py: {error.label}:", *str(error).split(), file=stream)
+    print(
+        f"train.py: {error.label}:",
+        *str(error).split(),
+        file=sys.stderr if error.exit_code else sys.stdout,
+    )
     # {% else %}
     print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
     # {% endif %}

@@ -8,7 +8,8 @@ def export_model(datasets):
     # {% endif %}
     print_status(f"written to {config.run_dir}: checkpoints, export, metrics.jsonl, tensorboard")
     # {% if cookiecutter.__size != "parameter_server" %}
-    barrier()  # a worker that ends while others run would be reported as lost
+    # Wait for all workers: one that ends while others run would be reported as lost.
+    sum_over_workers(0)
     # {% endif %}
 
 
@@ -27,7 +28,7 @@ def export(folder, examples):
     archive = keras.export.ExportArchive()
     # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.
     for each in gc.get_objects():
-        if isinstance(each, tf.saved_model.experimental.TrackableResource):
+        if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
             archive.track(each)
     archive.add_endpoint("serve", create_serving_function(copies, example))
     part = folder.with_name("export.part")

@@ -14,9 +14,10 @@ gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 # {% if is_complete %}
 # Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step,
 # or of one of its --accumulation-steps.
-# {% else %}
+# {% elif is_synchronous %}
 # Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
-# In the complete script, it divides by the examples of one of its --accumulation-steps.
+# {% else %}
+# The examples of a step, by which `compute_loss` divides.
 # {% endif %}
 GLOBAL_BATCH_SIZE: int
 
@@ -103,7 +104,9 @@ class Config:
         None, "run, checkpoint or .keras file with initial weights", metavar="PATH"
     )
     timeout: float | None = flag(
-        None, "seconds to wait for other workers, or for a checkpoint", type=bounded(float)
+        None,
+        "seconds to wait for workers (600 by default) or a checkpoint (no limit)",
+        type=bounded(float),
     )
     profile: str | None = flag(None, "steps to profile, rounded to loops", metavar="FIRST,LAST")
     # {% endif %}

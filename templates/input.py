@@ -41,8 +41,7 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if size <= 0:
         raise WrongInput(
-            f"create_datasets: the {split} split is empty or of unknown size; "
-            "use Dataset.assert_cardinality"
+            f"create_datasets: {split} is empty or of unknown size; use Dataset.assert_cardinality"
         )
     with tf.device("CPU:0"):
         examples = dataset.batch(size).get_single_element()

@@ -21,8 +21,8 @@ def run_steps(distributed_step, iterator, steps):
 def run_loop(distributed_step, metrics, iterator, steps):
     """Return the mean loss and the metrics of some steps."""
     if config.deterministic:
-        # Not before the input pipelines are created. They read variables, so TensorFlow would make
-        # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.
+        # Enabled before the input pipelines are created, this would make them serial, because they
+        # read variables. Nothing writes to these variables, so they are deterministic in parallel.
         tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()

@@ -16,10 +16,9 @@ def find_run():
     Raise WrongInput if the flags would change the results of a run under way, or if the training
     data have changed: examples that the model was trained on may be in the test split now.
     """
-    is_training = config.mode == "train"
-    checkpoint = find_checkpoint("last" if is_training else "best")
+    checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:
-        check_run(FIXED_SETTINGS if is_training else ["train_data"])
+        check_run(FIXED_SETTINGS if config.mode == "train" else ["train_data"])
     return checkpoint
 
 
@@ -65,7 +64,7 @@ def load_adapted(train_split, checkpoint):
     if config.worker_index == 0 and not checkpoint:
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
-    barrier()
+    sum_over_workers(0)  # wait until the chief has written the file
     # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
     # the worker creates it, too.
     os.makedirs(run_path("checkpoints/last"), exist_ok=True)
@@ -92,7 +91,7 @@ def initialize_run_dir():
     write_file("train.py", Path(__file__).read_text("utf-8"))
     # Kills leave temporary folders. If somebody has deleted checkpoints/last, the run starts again,
     # and must not test the best checkpoint of the run before.
-    leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "*")
+    leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "best")
     for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)
     # {% if cookiecutter.__size == "parameter_server" %}

@@ -25,3 +25,23 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         decay = {"constant": 1.0, "linear": left, "cosine": (1 - tf.cos(math.pi * left)) / 2}
         warmup = step / max(1, warmup_steps)
         return self.learning_rate * tf.where(step < warmup_steps, warmup, decay[config.schedule])
+
+
+def set_schedule(optimizer):
+    """Give an optimizer the Schedule that `config` asks for.
+
+    Raise WrongInput if the optimizer has a schedule of its own.
+    """
+    if config.schedule == "constant" and config.warmup_steps == 0:
+        return
+    if not isinstance(optimizer.learning_rate, keras.Variable):
+        raise WrongInput(
+            # {% if cookiecutter.__size == "complete" %}
+            f"--schedule {config.schedule} --warmup-steps {config.warmup_steps} would replace the "
+            "optimizer's own schedule; use --schedule constant --warmup-steps 0"
+            # {% else %}
+            f"schedule {config.schedule} of Config would replace the optimizer's own schedule; "
+            "in Config, set schedule to constant and warmup_steps to 0"
+            # {% endif %}
+        )
+    optimizer.learning_rate = Schedule(float(optimizer.learning_rate.numpy()))

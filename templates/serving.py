@@ -2,7 +2,7 @@ def create_serving_function(models, example):
     """Return the tf.function that the exported SavedModel serves, with its input signature.
 
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it;
-    the default takes its first component, and returns the predictions of the first model.
+    of a tuple, the default takes the first component. It returns the first model's predictions.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text. If the model
     # takes sequences of any length, set that length to None in `specs`.

@@ -19,13 +19,14 @@ def train_epochs(train_set, validation_set):
         log("train", trained)
         print_progress(trained)
         # {% if cookiecutter.__size == "parameter_server" %}
-        signal_count = len(signals)
-        # {% else %}
-        signal_count = sum_over_workers(len(signals))
-        # {% endif %}
-        if signal_count:
+        if signals:
             save("last")
             raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
+        # {% else %}
+        if sum_over_workers(len(signals)):
+            save("last")
+            raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
+        # {% endif %}
         if is_end_of_epoch():
             finish_epoch(validation_set, trained)
             # {% if cookiecutter.__size == "parameter_server" %}
@@ -42,13 +43,18 @@ def check_finite(number):
     if not math.isfinite(number):
         raise RunFailed(
             f"the loss, score or a weight is not finite at step {state.step}, which is not saved; "
-            f"try a --learning-rate below {config.learning_rate:g}"
+            f"in another --run-dir, try a --learning-rate below {config.learning_rate:g}"
         )
 
 
 def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
+    # {% if cookiecutter.__size == "parameter_server" %}
+    if signals:  # the validation may be incomplete
+        save("last")
+        raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
+    # {% endif %}
     check_finite(validated["loss"] + score(validated))
     is_best = is_lowest_score(validated)
     # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
@@ -70,7 +76,7 @@ def test_best_checkpoint(test_set):
     """Test the best checkpoint and log the result. The line has the step of the run's end."""
     exit_on_signals()  # everything is saved
     # {% if cookiecutter.__size != "parameter_server" %}
-    barrier()  # until the chief has written the best checkpoint
+    sum_over_workers(0)  # wait until the chief has written the best checkpoint
     # {% endif %}
     log("test", test_checkpoint(find_checkpoint("best"), test_set))
 

@@ -27,13 +27,11 @@ def create_training_state():
         state.step_in_graph = tf.Variable(0.0)  # float32: exact up to 2**24 steps
         # {% endif %}
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
-            # {% if cookiecutter.__schedule %}
-            if its_optimizer and (config.schedule != "constant" or config.warmup_steps != 0):
-                peak = float(its_optimizer.learning_rate.numpy())
-                its_optimizer.learning_rate = Schedule(peak)
-            # {% endif %}
-            # In a traced step it would be too late to create variables (keras#23085).
             if its_optimizer:
+                # {% if cookiecutter.__schedule %}
+                set_schedule(its_optimizer)
+                # {% endif %}
+                # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)
     # {% if cookiecutter.__size != "parameter_server" %}
     if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs

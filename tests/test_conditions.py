@@ -145,6 +145,7 @@ def test_score_is_the_lowest_if_no_earlier_one_is_as_low(scripts):
         ("UnavailableError", "connection reset"),
         ("AbortedError", "the collective was aborted"),
         ("UnknownError", "Error invoking NCCL: unhandled system error"),
+        ("FailedPreconditionError", "current incarnation doesn't match with one in the group"),
     ],
 )
 def test_error_of_a_lost_worker_can_be_resumed(kind, text, size, scripts):

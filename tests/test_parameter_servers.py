@@ -26,9 +26,11 @@ from running import (
     assert_close,
     assert_fails,
     assert_one_line,
+    assign_addresses,
     create_command,
     environment,
     find_free_ports,
+    fork,
     list_checkpoints,
     query,
     read_metrics,
@@ -36,6 +38,7 @@ from running import (
     run_commands,
     run_project_tests,
     run_script,
+    tf_config,
     train,
     wait_for_more_lines,
     wait_until,
@@ -257,6 +260,12 @@ def test_servers_wait_until_the_chief_has_saved(cluster):
     assert int(step) in list_checkpoints(tasks.run_dir)
 
 
+STOP_IN_FIRST_EPOCH = """
+@wraps_original
+def log(original, split, values):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return original(split, values)
+"""
 IN_VALIDATION = """
 @wraps_original
 def log(original, split, values):
@@ -272,6 +281,42 @@ def test_signal_to_the_chief_in_a_validation_ends_the_run_there(cluster):
     outcome = tasks.finish(("chief", 0))["chief", 0]
     assert_fails(outcome, 143, "saved at step 19; the same command resumes")
     assert find_training_steps(tasks.run_dir) == [19]
+
+
+# The validation takes longer than the grace period, after which workers end.
+LONG_VALIDATION = """
+GRACE_SECONDS = 3
+
+@wraps_original
+def create_datasets(original):
+    train, validation, test = original()
+    return train, validation.repeat(500), test
+"""
+
+
+@pytest.mark.long
+def test_sigterm_to_all_tasks_in_a_validation_saves(cluster):
+    tasks = cluster(LONG_VALIDATION).start("--epochs", "500")
+    wait_until(lambda: find_training_steps(tasks.run_dir) == [19], tasks.chief)
+    for process in tasks.processes.values():
+        process.send_signal(signal.SIGTERM)
+    outcomes = tasks.finish()
+    assert_codes(outcomes, 143)
+    assert "saved at step 19" in outcomes["chief", 0].errors
+    assert list_checkpoints(tasks.run_dir) == [19]
+    assert [line["split"] for line in read_metrics(tasks.run_dir)] == ["train"]
+
+
+@pytest.mark.long
+def test_evaluator_needs_no_best_checkpoint(server_script, tmp_path):
+    """The first epoch takes long, so there are only checkpoints within it."""
+    script = write_copies(server_script, [tmp_path], STOP_IN_FIRST_EPOCH)[0]
+    outcome = run_script(script, "--steps-per-loop", "5")
+    assert_fails(outcome, 143, "saved at step 4")
+    addresses = assign_addresses([*TASKS, ("evaluator", 0)])
+    evaluator = fork(script, env=environment(**tf_config(addresses, "evaluator", 0)))
+    wait_until(lambda: "step 4  validation" in evaluator.read_output(), evaluator)
+    evaluator.kill()
 
 
 @pytest.mark.long

@@ -446,6 +446,11 @@ MISTAKES = {
         "create_model_and_optimizer",
         ["ema_overwrite_frequency raises", "--ema-momentum"],
     ),
+    "clipping-of-each-replica": (
+        use_optimizer("keras.optimizers.Adam(0.002, global_clipnorm=1.0)"),
+        "create_model_and_optimizer",
+        ["global_clipnorm clips the gradients of each replica", "--clip-norm"],
+    ),
     "unused-layer": (
         FORGETFUL,
         "create_model_and_optimizer",

@@ -149,6 +149,16 @@ def test_checkpoints_of_a_student_lack_its_teacher(create_project):
 
 
 @pytest.mark.long
+def test_lora_trains_no_kernel(create_project):
+    project = create_project("lora", random.Random(f"{SEED} lora").choice(SIZES))
+    train_recipe(project, "lora")
+    last = query("runs.read_contents", project / "run")["last"]
+    # Adam has a step, a rate, and two moments of each trained weight: of two layers the bias and
+    # two matrices.
+    assert len(last["optimizer"]) == 2 + 2 * 2 * 3
+
+
+@pytest.mark.long
 def test_export_of_image_files_takes_their_bytes(create_project):
     size = random.Random(f"{SEED} files").choice(SIZES)
     project = create_project("image_files", size)

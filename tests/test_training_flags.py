@@ -251,6 +251,15 @@ def test_schedule_of_the_hook_is_not_replaced(flags, complete_script, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
+def test_schedule_of_the_hook_is_not_replaced_by_that_of_the_example(render, tmp_path):
+    """The text example has a schedule by default."""
+    project = render(tmp_path, task="text_classification", script="essential")
+    script = write_variant(project / "train.py", tmp_path, OWN_SCHEDULE)
+    outcome = run_script(script)
+    assert_rejected(outcome, "schedule linear of Config", "the optimizer's own schedule")
+
+
 def test_schedule_of_the_hook_is_used(complete_script, tmp_path):
     train(write_variant(complete_script, tmp_path, OWN_SCHEDULE), *SHORT)
     rates = {line["step"]: line["learning_rate"] for line in read_split(tmp_path / "run", "train")}

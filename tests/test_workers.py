@@ -474,6 +474,16 @@ def test_worker_whose_peer_does_not_come_stops_after_timeout(complete_script, tm
     assert not (tmp_path / "run").exists()
 
 
+def test_workers_that_have_come_do_not_wait_in_tensorflow(complete_script, tmp_path):
+    """Of three workers, the last one doesn't come."""
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES)
+    environments = worker_environments([("worker", index) for index in range(3)])
+    workers = [fork(script, "--timeout", "8", env=env) for env in environments[:2]]
+    chief, other = finish_all(workers, timeout=60)
+    assert_fails(chief, 143, "no connection to worker 2")
+    assert_fails(other, 143, "no connection to worker 0")
+
+
 def test_single_worker_trains_alone(complete_script, tmp_path):
     """TF_CONFIG with one worker needs no peer."""
     script = write_variant(complete_script, tmp_path, SMALL_IMAGES)

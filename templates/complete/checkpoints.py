@@ -52,7 +52,7 @@ def wait_for_write():
 def write_checkpoints(last, best=None):
     """Write checkpoints/best and then checkpoints/last.
 
-    A run that is killed between the two resumes from before both.
+    A run that is killed between the two resumes from the previous "last", and writes both again.
     """
     if best:
         write_checkpoint("best", best, max_to_keep=1)
@@ -78,6 +78,7 @@ def write_checkpoint(kind, content, max_to_keep):
             shutil.rmtree(path)
         elif get_step(path) not in steps:
             path.unlink()
+    state.saved_step = step
 
 
 def list_checkpoints(kind):
@@ -115,7 +116,7 @@ def read_newest(kind, steps):
             return read_checkpoint(path)
         except Exception as error:
             # IndexError, DataLossError, OpError or ValueError, by what is cut short or flipped.
-            print_status(f"{path} is corrupt and left out: {get_first_line(error)}")
+            print_status(f"{path} is incomplete or corrupt, and left out: {get_first_line(error)}")
     return None
 
 
@@ -134,7 +135,7 @@ def find_checkpoint(kind):
     is_new_run = config.mode == "train" and kind == "last" and not (folder / "checkpoint").exists()
     if not checkpoint and not is_new_run:
         raise WrongInput(
-            f"--run-dir {config.run_dir}: {folder} has no complete checkpoint; train first, or "
+            f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
             "restore the files"
         )
     return checkpoint
@@ -170,7 +171,7 @@ def restore_run(checkpoint):
     """
     if checkpoint:
         restore(checkpoint)
-        state.step = int(checkpoint["step"])
+        state.step = state.saved_step = int(checkpoint["step"])
         state.history = json.loads(checkpoint["history"][0])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))

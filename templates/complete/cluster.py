@@ -1,7 +1,6 @@
 def wait_for_workers(addresses):
-    """Have the chief wait for all workers, and each other worker for the chief.
+    """Wait until all workers have connected to the chief, at its address in TF_CONFIG.
 
-    They connect to the chief's address in TF_CONFIG.
     TensorFlow listens there later. It would wait for an hour without a message, and no Python
     handler would be called meanwhile.
     """
@@ -11,6 +10,7 @@ def wait_for_workers(addresses):
     if config.worker_index == 0:
         missing = dict(enumerate(addresses[1:], start=1))
         server = listen_at(host, port)
+    connections = []
     started_at = time.monotonic()
     next_message = 5
     while missing:
@@ -26,13 +26,17 @@ def wait_for_workers(addresses):
         with contextlib.suppress(OSError, OverflowError, ValueError):
             if server:
                 connection, _ = server.accept()
+                connection.settimeout(30)
             else:
                 time.sleep(0.2)
                 connection = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
-            connection.settimeout(30)
-            connection.sendall(b"%9d" % config.worker_index)
-            peer = int(connection.recv(9, socket.MSG_WAITALL))
-            missing.pop(peer, None)
+                connection.sendall(b"%9d" % config.worker_index)
+                connection.settimeout(left)  # the chief answers when all workers have connected
+            missing.pop(int(connection.recv(9, socket.MSG_WAITALL)), None)
+            connections.append(connection)
+    for connection in connections:
+        with contextlib.suppress(OSError):  # this worker has failed meanwhile
+            connection.sendall(b"%9d" % 0)
     if server:
         server.close()
 

@@ -33,8 +33,9 @@ def find_lost_workers(error):
     is an UnknownError, like an exception of a hook's Python code. Only its text differs.
     """
     text = str(error)
-    is_lost = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
-    if config.workers == 1 or not (is_lost or re.search("(?i)coordination|invoking NCCL", text)):
+    # `repr` begins with the type.
+    failures = "(?i)^(Unavailable|Aborted)Error|coordination|invoking NCCL|current incarnation"
+    if config.workers == 1 or not re.search(failures, repr(error) + text):
         return ""
     tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", text))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()

@@ -24,7 +24,7 @@ def read_weights(path):
 
 
 def load_initial_weights(path):
-    """Load the weights whose name and shape agree with the model's, and list them."""
+    """Load the weights whose name and shape agree with the model's, and list the others."""
     weights = [weight for each in tf.nest.flatten(model) for weight in each.weights]
     outer = f"{tf.nest.flatten(model)[0].name}/"  # Keras leaves it out when it loads a Sequential
     pairs = run_on_chief(read_weights, path)
@@ -38,7 +38,6 @@ def load_initial_weights(path):
         _, value = pairs.pop(keys.index(key))  # two layers may have one name
         weight.assign(value)
         loaded += 1
-        print_status(f"  loaded: {weight.path}")
     if not loaded:
         raise WrongInput(
             f"--init-checkpoint {path} has no weight with the name and shape of one in the model, "

@@ -8,8 +8,7 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if size <= 0:
         raise WrongInput(
-            f"create_datasets: the {split} split is empty or of unknown size; "
-            "use Dataset.assert_cardinality"
+            f"create_datasets: {split} is empty or of unknown size; use Dataset.assert_cardinality"
         )
 
     def create_stack(piece):

@@ -14,12 +14,13 @@ def run_steps(distributed_step, iterator, steps):
     sums = strategy.run(lambda: tf.zeros([2], tf.float64))
     waited = tf.zeros([], tf.float64)
     # A step updates the weights of the first layers last: they get their gradients last.
-    first_weights = next(each for each in list_variables(model) if each.trainable).value
+    trained_model = next(each for each, its_optimizer in pair_optimizers() if its_optimizer)
+    first_weights = trained_model.trainable_variables[0].value
     for _ in tf.range(steps):
         step_ended_at = read_clock([tf.convert_to_tensor(first_weights)])
         batch = next_batch(iterator)
-        parts = tf.nest.flatten(batch, expand_composites=True)
-        batch_arrived_at = read_clock([part for part in parts if part is not None])
+        # All parts of a batch arrive at once. The sample weights are never None.
+        batch_arrived_at = read_clock(tf.nest.flatten(batch[-1], expand_composites=True))
         waited += tf.maximum(batch_arrived_at - step_ended_at, 0.0)
         sums = strategy.run(add, args=(sums, distributed_step(batch)))
     loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))
@@ -31,8 +32,8 @@ def run_steps(distributed_step, iterator, steps):
 def run_loop(distributed_step, metrics, iterator, steps):
     """Return the mean loss and the metrics of some steps, and the seconds waited for data."""
     if config.deterministic:
-        # Not before the input pipelines are created. They read variables, so TensorFlow would make
-        # them serial. Nothing writes to these variables, so parallel pipelines are deterministic.
+        # Enabled before the input pipelines are created, this would make them serial, because they
+        # read variables. Nothing writes to these variables, so they are deterministic in parallel.
         tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()

@@ -123,12 +123,12 @@ def load_adapted(train_split, checkpoint):
 
 
 def read_or_adapt(checkpoint):
-    """Return the content of adapted.json, or at the start of a run what it will be."""
+    """Return the content of adapted.json or, in a new run, what `adapt` returns."""
     is_begun = checkpoint or config.mode != "train"
     # Continuous evaluation may start before the run.
     if is_begun and run_path("adapted.json").exists():
         return read_object("adapted.json")
-    result = adapt(create_datasets()[0])  # a dataset of `train_split` would be another copy
+    result = adapt(create_datasets()[0])  # not from the loaded examples, to save memory
     initial = read_initial_adapted()
     if initial.keys() == result.keys():
         return initial
@@ -146,8 +146,4 @@ def write_run_files():
     write_file("config.json", json.dumps(describe_run()))
     write_file("adapted.json", json.dumps(adapted))
     shutil.rmtree(run_path("export"), ignore_errors=True)  # with it, the run would seem finished
-    script = Path(__file__).read_text("utf-8")
-    record = run_path("train.py")
-    if record.exists() and record.read_text("utf-8", errors="replace") != script:
-        record.rename(run_path(f"train.until-step-{state.step}.py"))
-    write_file("train.py", script)
+    write_file("train.py", Path(__file__).read_text("utf-8"))

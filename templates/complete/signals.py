@@ -27,7 +27,7 @@ def save_snapshot():
     # A checkpoint of this step may be under way. It lacks the validation, which a resume repeats.
     wait_for_write()
     step = int(snapshot["step"])
-    if step not in [0, *list_checkpoints("last")]:
+    if step > state.saved_step:
         writer.submit(write_checkpoints, snapshot).result()
         print_status(f"saved at step {step}")
 

@@ -1,7 +1,7 @@
 def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
     iterator, _ = train_set
-    if state.step > 0 and is_end_of_epoch():
+    if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
         first_step = state.step
@@ -47,7 +47,7 @@ def recover(first_step):
     problem = f"the loss or a weight is not finite between steps {first_step} and {state.step}"
     if state.recoveries >= config.recover_from_nan:
         raise RunFailed(
-            f"{problem}, which are not saved; try a --learning-rate below "
+            f"{problem}, which are not saved; in another --run-dir, try a --learning-rate below "
             f"{config.learning_rate:g}, --clip-norm or --precision float32"
         )
     state.skipped += state.step - first_step
@@ -57,7 +57,7 @@ def recover(first_step):
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
             values[f"{kind}/{position}"] = value.numpy()
-    # After the steps that are undone, the random states of the workers may differ.
+    # All workers continue from the chief's snapshot, so that they stay bit-identical.
     restore(broadcast(values))
     print_status(
         f"{problem}; recovery {state.recoveries} of {config.recover_from_nan}: "

@@ -35,13 +35,7 @@ def configure_optimizer(each):
     """
     if not each:
         return None
-    if config.schedule != "constant" or config.warmup_steps != 0:
-        if not isinstance(each.learning_rate, keras.Variable):
-            raise WrongInput(
-                f"--schedule {config.schedule} --warmup-steps {config.warmup_steps} would replace "
-                "the optimizer's own schedule; use --schedule constant --warmup-steps 0"
-            )
-        each.learning_rate = Schedule(float(each.learning_rate.numpy()))
+    set_schedule(each)
     if config.ema_momentum:
         each.use_ema = True
         each.ema_momentum = config.ema_momentum

@@ -2,8 +2,9 @@ def accumulate(compute_gradients):
     """Return `compute_gradients` that processes a batch in --accumulation-steps parts.
 
     A part needs the memory of a smaller batch. The mean over the parts is the batch's mean, up to
-    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, the size of a part. Random layers
-    start each part with the same seeds. `draw_part` then draws this part's share of the numbers.
+    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, the size of a part. Each part starts
+    with the same seeds, as if one device drew the numbers of the batch. `draw_part` draws the
+    part's share of them.
     """
     parts = config.accumulation_steps
 

@@ -26,11 +26,11 @@ def read_tf_config():
         spec.task_address(job, index)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         # TensorFlow raises these for a TF_CONFIG that is no JSON, or has other keys or types.
-        example = (
+        raise WrongInput(
+            f"TF_CONFIG: {error}; use a value such as "
             '{"cluster": {"chief": ["a:22"], "worker": ["b:22", "c:22"], "ps": ["d:22"]}, '
             '"task": {"type": "worker", "index": 0}}'
-        )
-        raise WrongInput(f"TF_CONFIG: {error}; use a value such as {example}") from error
+        ) from error
     return cluster, job, index
 
 
@@ -96,10 +96,8 @@ def wait_for_chief(address, finished_file):
             last_contact = time.monotonic()
         except OSError as error:
             # Refused: the process has ended. Otherwise, the network may be slow.
-            is_refused = isinstance(error, ConnectionRefusedError)
-            has_ended = is_refused and patience == GRACE_SECONDS
-            is_silent = time.monotonic() > last_contact + patience
-            if signals or has_ended or is_silent:
+            has_ended = isinstance(error, ConnectionRefusedError) and patience == GRACE_SECONDS
+            if signals or has_ended or time.monotonic() > last_contact + patience:
                 return
         time.sleep(POLL_SECONDS)
 
@@ -150,18 +148,9 @@ def dismiss(job, index):
 def is_server_failure(error):
     """Return whether an error of the coordinator means that a parameter server failed."""
     error = getattr(error, "original_exception", error)  # its ClosureInputError wraps another one
-    # A server that has restarted within a moment is an unknown device.
-    if "unknown device" in str(error).lower():
-        return True
-    return isinstance(
-        error,
-        (
-            tf.errors.AbortedError,
-            tf.errors.CancelledError,
-            tf.errors.DeadlineExceededError,
-            tf.errors.UnavailableError,
-        ),
-    )
+    # `repr` begins with the type. A server that has restarted within a moment is an unknown device.
+    failures = "(?i)^(Aborted|Cancelled|DeadlineExceeded|Unavailable)Error|unknown device"
+    return bool(re.search(failures, repr(error) + str(error)))
 
 
 def schedule(distributed_step, arguments):

@@ -27,12 +27,13 @@ def run_steps(distributed_step, arguments, stops=()):
 
 
 def wait_for_any(pending):
-    """Wait until a call has ended. Return the others, or raise the error of a failed server.
+    """Wait up to a second for a call to end. Return the others, or raise the error of a failed server.
 
-    Raise RunInterrupted if no call ends within GRACE_SECONDS of a signal: the workers are gone.
+    Raise RunInterrupted if none ends, and a signal is older than GRACE_SECONDS: the workers are
+    gone.
     """
-    ended, pending = concurrent.futures.wait(pending, GRACE_SECONDS, "FIRST_COMPLETED")
-    if signals and not ended:
+    ended, pending = concurrent.futures.wait(pending, 1, "FIRST_COMPLETED")
+    if signals and not ended and time.monotonic() > signals[0] + GRACE_SECONDS:
         raise RunInterrupted("no worker has finished its steps, so nothing is saved")
     for future in ended:
         future.result()
@@ -75,7 +76,8 @@ def train(list_arguments, steps):
 
 
 def validate(list_arguments, steps):
-    results = run_steps(distributed_validation_step, list_arguments(0, steps))
+    # A signal ends it early.
+    results = run_steps(distributed_validation_step, list_arguments(0, steps), signals)
     return add_up(results, validation_metrics)
 
 

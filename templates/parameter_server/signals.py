@@ -1,5 +1,5 @@
 GRACE_SECONDS = 20  # after a signal, for the steps under way
-signals: list = []  # received by this task
+signals: list = []  # received by this task; on the chief, their times
 
 
 def exit_on_signals():
@@ -13,8 +13,8 @@ def start_grace_period(*received):
     threading.Timer(GRACE_SECONDS, exit_process, [143]).start()
 
 
-def request_stop(*received):
+def request_stop(*_):
     """Have the chief save and stop after the steps under way. A second signal ends it at once."""
     if signals:
         exit_process(143)
-    signals.append(received)
+    signals.append(time.monotonic())

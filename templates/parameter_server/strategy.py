@@ -42,9 +42,8 @@ def report_lost_worker(record):
 
 def print_start(checkpoint):
     resumed = f", resumed at step {state.step}" if checkpoint else ""
-    tasks = f"parameter_server on {config.workers} × worker, {config.servers} × ps"
-    if not coordinator:
-        tasks = "one process"
+    cluster = f"parameter_server on {config.workers} × worker, {config.servers} × ps"
+    tasks = cluster if coordinator else "one process"
     print_status(f"{tasks}, {config.steps_per_epoch} steps per epoch{resumed}")
 
 

@@ -521,16 +521,24 @@ def check_scope(subject, owners):
 
 
 def check_settings(optimizers):
-    """Yield a sentence for each setting of an optimizer that fails on several replicas."""
-    alternatives = {
-        "gradient_accumulation_steps": "--accumulation-steps",
-        "ema_overwrite_frequency": "--ema-momentum",
+    """Yield a sentence for each setting of an optimizer that is wrong on several replicas."""
+    raises = "raises an error on several replicas"
+    # {% if cookiecutter.distribution == "synchronous" %}
+    clips = "clips the gradients of each replica, not of the global batch"
+    # {% endif %}
+    settings = {
+        "gradient_accumulation_steps": (raises, "--accumulation-steps"),
+        "ema_overwrite_frequency": (raises, "--ema-momentum"),
+        # {% if cookiecutter.distribution == "synchronous" %}
+        "clipnorm": (clips, "--clip-norm"),
+        "global_clipnorm": (clips, "--clip-norm"),
+        "clipvalue": (clips, "--clip-norm"),
+        # {% endif %}
     }
-    for setting, flag in alternatives.items():
+    for setting, (problem, flag) in settings.items():
         if any(getattr(optimizer, setting, None) for optimizer in optimizers):
             yield (
-                f"the optimizer's {setting} raises an error on several replicas; use {flag} of "
-                "the complete script instead"
+                f"the optimizer's {setting} {problem}; use {flag} of the complete script instead"
             )
 
 
