@@ -90,8 +90,8 @@ def initialize_run_dir():
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
     # Kills leave temporary folders. If somebody has deleted checkpoints/last, the run starts again,
-    # and must not test the best checkpoint of the run before.
-    leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "best")
+    # and must not test the best checkpoint of the run before. Other folders are not the script's.
+    leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "[bl][ea]st")
     for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)
     # {% if cookiecutter.__size == "parameter_server" %}
