@@ -27,10 +27,10 @@ def run_steps(distributed_step, arguments, stops=()):
 
 
 def wait_for_any(pending):
-    """Wait up to a second for a call to end. Return the others, or raise the error of a failed server.
+    """Wait up to a second for a call to end, and return the calls that are left.
 
-    Raise RunInterrupted if none ends, and a signal is older than GRACE_SECONDS: the workers are
-    gone.
+    Raise the error of a failed server. Raise RunInterrupted if no call ends, and a signal is older
+    than GRACE_SECONDS: the workers are gone.
     """
     ended, pending = concurrent.futures.wait(pending, 1, "FIRST_COMPLETED")
     if signals and not ended and time.monotonic() > signals[0] + GRACE_SECONDS:
