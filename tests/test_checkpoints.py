@@ -99,11 +99,11 @@ def apply_corruption(run_dir, name):
 
 def assert_names_checkpoint(output, named):
     """Assert that the last line about a corrupt checkpoint names one, or that there is no line."""
-    lines = [line for line in output.splitlines() if "is corrupt" in line]
+    lines = [line for line in output.splitlines() if "is incomplete or corrupt" in line]
     if named is None:
         assert not lines
     else:
-        assert f"/{named} is corrupt" in lines[-1]
+        assert f"/{named} is incomplete or corrupt" in lines[-1]
 
 
 @pytest.mark.parametrize(

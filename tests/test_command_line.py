@@ -67,7 +67,7 @@ BAD_FLAGS_OF_ESSENTIAL = {
     "batch": ("--replicas 3", "multiple of 3"),
     "batch larger than the data": ("--global-batch-size 1258", "1257"),
     "TPU": ("--strategy tpu", "--strategy tpu"),
-    "evaluate a missing run": ("--mode evaluate", "train first"),
+    "evaluate a missing run": ("--mode evaluate", "no complete best checkpoint"),
     "run directory is a file": ("--run-dir file", "--run-dir file"),
     "run directory below a file": ("--run-dir file/run", "--run-dir file/run"),
 }
