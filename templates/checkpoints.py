@@ -82,11 +82,13 @@ def list_checkpoints(kind):
 def find_checkpoint(kind):
     """Return the path of the newest complete checkpoint, or None without any."""
     steps = list_checkpoints(kind)
-    if not steps and (kind == "best" or run_path("checkpoints/last/checkpoint").exists()):
+    if steps:
+        return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
+    if kind == "best" or run_path("checkpoints/last/checkpoint").exists():
         raise WrongInput(
-            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train, or restore it"
+            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; use another --run-dir"
         )
-    return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}") if steps else None
+    return None
 
 
 def restore(kind, path):

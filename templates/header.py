@@ -45,6 +45,7 @@ import json
 import math
 import os
 import pickle
+import platform
 import re
 import shutil
 import signal
@@ -82,6 +83,7 @@ import gc
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import signal
@@ -113,6 +115,7 @@ import gc
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import signal

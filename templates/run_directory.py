@@ -51,7 +51,7 @@ def describe_run():
         **dataclasses.asdict(config),
         "git_commit": git.stdout.strip() or None,
         "versions": {
-            "python": sys.version,
+            "python": platform.python_version(),
             "tensorflow": tf.__version__,
             "keras": keras.__version__,
         },

@@ -286,7 +286,7 @@ TERM_AT_42 = """
 def log(original, split, values):
     if state.step == 42 and "STOP" in os.environ:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+        time.sleep(1)  # another thread handles the signal
     return original(split, values)
 """
 

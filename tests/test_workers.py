@@ -59,7 +59,7 @@ OTHER_FLAG = """
 Config = dataclasses.make_dataclass("Config", [("another_flag", int, 0)], bases=(Config,))
 """
 OTHER_VERSION = """
-sys.version = "3.9.0"
+platform.python_version = lambda: "3.9.0"
 """
 # The validation split gets the examples that the training split loses.
 OTHER_SIZES = """
@@ -480,7 +480,7 @@ def test_workers_that_have_come_do_not_wait_in_tensorflow(complete_script, tmp_p
     environments = worker_environments([("worker", index) for index in range(3)])
     workers = [fork(script, "--timeout", "8", env=env) for env in environments[:2]]
     chief, other = finish_all(workers, timeout=60)
-    assert_fails(chief, 143, "no connection to worker 2")
+    assert_fails(chief, 143, "worker 2 at ")
     assert_fails(other, 143, "no connection to worker 0")
 
 

@@ -133,12 +133,12 @@ def find_checkpoint(kind):
     checkpoint = read_newest(kind, steps)
     folder = run_path("checkpoints", kind)
     is_new_run = config.mode == "train" and kind == "last" and not (folder / "checkpoint").exists()
-    if not checkpoint and not is_new_run:
-        raise WrongInput(
-            f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
-            "restore the files"
-        )
-    return checkpoint
+    if checkpoint or is_new_run:
+        return checkpoint
+    raise WrongInput(
+        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
+        "restore the files"
+    )
 
 
 def restore(checkpoint, kinds=("model", "optimizer")):

@@ -31,7 +31,7 @@ def wait_for_workers(addresses):
                 time.sleep(0.2)
                 connection = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
                 connection.sendall(b"%9d" % config.worker_index)
-                connection.settimeout(left)  # the chief answers when all workers have connected
+                connection.settimeout(3600)  # the chief answers when all workers have connected
             missing.pop(int(connection.recv(9, socket.MSG_WAITALL)), None)
             connections.append(connection)
     for connection in connections:

@@ -29,7 +29,7 @@ def export(folder, examples):
         archive = keras.export.ExportArchive()
         # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.
         for each in gc.get_objects():
-            if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
+            if isinstance(each, tf.saved_model.experimental.TrackableResource):
                 archive.track(each)
         archive.add_endpoint("serve", serve)
         archive.write_out(part, verbose=False)

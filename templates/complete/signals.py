@@ -1,4 +1,5 @@
-process_is_ending = threading.Lock()  # held by the thread that ends the process
+# Held by the thread that ends the process, and while a loop is added to the snapshot and the log.
+process_is_ending = threading.Lock()
 
 
 def listen_for_signals():

@@ -9,10 +9,13 @@ def train_epochs(train_set, validation_set):
         set_profiling(is_profiled(first_step, last_step))
         trained = train(iterator, last_step - first_step)
         state.step = last_step
-        if not (math.isfinite(trained["loss"]) and take_snapshot()):
+        with process_is_ending:  # the log has the loop after which a signal saves
+            is_finite = math.isfinite(trained["loss"]) and take_snapshot()
+            if is_finite:
+                log("train", {**trained, **read_learning_rates()})
+        if not is_finite:
             recover(first_step)
             continue
-        log("train", {**trained, **read_learning_rates()})
         print_progress(trained)
         if is_end_of_epoch():
             finish_epoch(validation_set, trained)

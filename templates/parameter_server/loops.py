@@ -27,12 +27,12 @@ def run_steps(distributed_step, arguments, stops=()):
 
 
 def wait_for_any(pending):
-    """Wait up to a second for a call to end, and return the calls that are left.
+    """Wait up to GRACE_SECONDS for a call to end, and return the calls that are left.
 
     Raise the error of a failed server. Raise RunInterrupted if no call ends, and a signal is older
-    than GRACE_SECONDS: the workers are gone.
+    than that: the workers are gone.
     """
-    ended, pending = concurrent.futures.wait(pending, 1, "FIRST_COMPLETED")
+    ended, pending = concurrent.futures.wait(pending, GRACE_SECONDS, "FIRST_COMPLETED")
     if signals and not ended and time.monotonic() > signals[0] + GRACE_SECONDS:
         raise RunInterrupted("no worker has finished its steps, so nothing is saved")
     for future in ended:

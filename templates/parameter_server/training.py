@@ -5,7 +5,7 @@ def wait_for_first_checkpoint():
     """Wait until the run of the evaluator has a checkpoint, and so all files that it reads."""
     exit_on_signals()
     print_status(f"waiting for checkpoints of {config.run_dir}")
-    while not find_checkpoint("last"):
+    while not list_checkpoints("last"):
         time.sleep(1)
 
 
