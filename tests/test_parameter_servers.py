@@ -297,7 +297,8 @@ def create_datasets(original):
 @pytest.mark.long
 def test_sigterm_to_all_tasks_in_a_validation_saves(cluster):
     tasks = cluster(LONG_VALIDATION).start("--epochs", "500")
-    wait_until(lambda: find_training_steps(tasks.run_dir) == [19], tasks.chief)
+    log = tasks.run_dir / "metrics.jsonl"
+    wait_until(lambda: log.exists() and find_training_steps(tasks.run_dir) == [19], tasks.chief)
     for process in tasks.processes.values():
         process.send_signal(signal.SIGTERM)
     outcomes = tasks.finish()
