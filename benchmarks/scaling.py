@@ -296,7 +296,7 @@ def draw(efficiencies, title, path):
         axis.plot(WORKER_COUNTS, values, marker="o", label=name)
     axis.set_xscale("log", base=2)
     axis.set_xticks(WORKER_COUNTS, [str(count) for count in WORKER_COUNTS])
-    axis.set(xlabel="machines", ylabel="share of their speed", ylim=(0, 1.05), title=title)
+    axis.set(xlabel="machines", ylabel="fraction of linear speedup", ylim=(0, 1.05), title=title)
     axis.grid(alpha=0.3)
     figure.legend(title="link", loc="outside right upper")
     figure.savefig(path, dpi=120)

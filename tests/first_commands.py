@@ -136,7 +136,7 @@ done
 root=$1
 folder=$2
 shift 2
-exec chroot "$root" env --chdir="$folder/clone" "$@"
+exec /usr/sbin/chroot "$root" env --chdir="$folder/clone" "$@"
 """
 
 
