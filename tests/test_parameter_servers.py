@@ -431,7 +431,9 @@ def test_diabetes_is_learned(cluster, render, tmp_path_factory):
     project = render(folder, task="tabular_regression", distribution="parameter_server")
     tasks = cluster(script=project / "train.py")
     tasks.train()
-    assert read_metrics(tasks.run_dir)[-1]["mean_absolute_error"] < 45.3  # the baseline's
+    # The baseline, 41.3, plus 4 as in test_tasks.py, plus what arrival order adds: twelve runs on a
+    # loaded machine had 41.7 to 44.7. The mean of the targets has 66.
+    assert read_metrics(tasks.run_dir)[-1]["mean_absolute_error"] < 48
 
 
 @pytest.mark.long
