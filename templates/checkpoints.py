@@ -80,10 +80,14 @@ def list_checkpoints(kind):
 
 
 def find_checkpoint(kind):
-    """Return the path of the newest complete checkpoint, or None without any."""
+    """Return the path of the newest complete checkpoint, or None if the run has saved none yet.
+
+    Raise WrongInput if "best" has none, or if all of "last" are incomplete.
+    """
     steps = list_checkpoints(kind)
     if steps:
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
+    # The file is TensorFlow's list of checkpoints: with it, one was complete before.
     if kind == "best" or run_path("checkpoints/last/checkpoint").exists():
         raise WrongInput(
             f"--run-dir {config.run_dir} has no complete {kind} checkpoint; use another --run-dir"

@@ -8,13 +8,14 @@ def score(validation):
 
 
 def end_epoch(history):
-    """Return whether to stop the run. Called after an epoch is saved.
+    """Return whether to stop the run.
 
     # {% if cookiecutter.__size == "parameter_server" %}
-    The chief calls it.
+    The chief calls this after an epoch is saved.
     # {% else %}
-    Each worker calls it.
+    Each worker calls this after an epoch is saved.
     # {% endif %}
+
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
     changes here must depend on `history` only.

@@ -16,6 +16,7 @@ gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 # or of one of its --accumulation-steps.
 # {% elif is_synchronous %}
 # Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
+# This is config.global_batch_size, or less with --accumulation-steps of the complete script.
 # {% else %}
 # The examples of a step, by which `compute_loss` divides.
 # {% endif %}

@@ -1,8 +1,9 @@
 def create_serving_function(models, example):
     """Return the tf.function that the exported SavedModel serves, with its input signature.
 
-    `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it;
-    of a tuple, the default takes the first component. It returns the first model's predictions.
+    `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
+    The default function takes such a batch or, if it is a tuple, its first component. It returns
+    the predictions of the first model.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text. If the model
     # takes sequences of any length, set that length to None in `specs`.

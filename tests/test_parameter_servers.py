@@ -432,7 +432,7 @@ def test_diabetes_is_learned(cluster, render, tmp_path_factory):
     tasks = cluster(script=project / "train.py")
     tasks.train()
     # The baseline has 45.3; test_tasks.py allows 4 more, the standard deviation of a mean of 66
-    # errors. Twelve runs on a loaded machine had 41.7 to 44.7. The mean of the targets has 66.
+    # errors. Thirteen runs on a loaded machine had 41.7 to 45.6. The mean of the targets has 66.
     assert read_metrics(tasks.run_dir)[-1]["mean_absolute_error"] < 48
 
 

@@ -1,6 +1,7 @@
 def wait_for_workers(addresses):
     """Wait until all workers have connected to the chief, at its address in TF_CONFIG.
 
+    Each worker sends its index. The chief answers with its own when it has all of them.
     TensorFlow listens there later. It would wait for an hour without a message, and no Python
     handler would be called meanwhile.
     """
@@ -31,13 +32,13 @@ def wait_for_workers(addresses):
                 time.sleep(0.2)
                 connection = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
                 connection.sendall(b"%9d" % config.worker_index)
-                connection.settimeout(3600)  # the chief answers when all workers have connected
+                connection.settimeout(3600)  # the other workers may start later
             missing.pop(int(connection.recv(9, socket.MSG_WAITALL)), None)
             connections.append(connection)
-    for connection in connections:
-        with contextlib.suppress(OSError):  # this worker has failed meanwhile
-            connection.sendall(b"%9d" % 0)
     if server:
+        for connection in connections:
+            with contextlib.suppress(OSError):  # this worker has failed meanwhile
+                connection.sendall(b"%9d" % 0)
         server.close()
 
 

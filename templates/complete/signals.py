@@ -1,5 +1,5 @@
 # Held by the thread that ends the process, and while a loop is added to the snapshot and the log.
-process_is_ending = threading.Lock()
+ending_lock = threading.Lock()
 
 
 def listen_for_signals():
@@ -35,7 +35,7 @@ def save_snapshot():
 
 def end_process(error):
     """Save what is not saved, report why the run ends, and exit. This never returns."""
-    process_is_ending.acquire()  # never released: another thread waits here until the exit
+    ending_lock.acquire()  # never released: another thread waits here until the exit
     code = RunInterrupted.exit_code  # if nobody reads the report
     try:
         error = explain_error(error)

@@ -9,7 +9,7 @@ def train_epochs(train_set, validation_set):
         set_profiling(is_profiled(first_step, last_step))
         trained = train(iterator, last_step - first_step)
         state.step = last_step
-        with process_is_ending:  # the log has the loop after which a signal saves
+        with ending_lock:  # a signal waits until the snapshot's loop is logged
             is_finite = math.isfinite(trained["loss"]) and take_snapshot()
             if is_finite:
                 log("train", {**trained, **read_learning_rates()})

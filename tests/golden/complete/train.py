@@ -237,7 +237,7 @@ def adapt(train):
 def fetch(batch):
     """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
 
-    The exported model takes what this returns: of a tuple, its first component.
+    The exported model takes what this returns or, if that is a tuple, its first component.
     """
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
     return batch
@@ -335,9 +335,10 @@ def score(validation):
 
 
 def end_epoch(history):
-    """Return whether to stop the run. Called after an epoch is saved.
+    """Return whether to stop the run.
 
-    Each worker calls it.
+    Each worker calls this after an epoch is saved.
+
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
     changes here must depend on `history` only.
@@ -349,8 +350,9 @@ def end_epoch(history):
 def create_serving_function(models, example):
     """Return the tf.function that the exported SavedModel serves, with its input signature.
 
-    `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it;
-    of a tuple, the default takes the first component. It returns the first model's predictions.
+    `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
+    The default function takes such a batch or, if it is a tuple, its first component. It returns
+    the predictions of the first model.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text. If the model
     # takes sequences of any length, set that length to None in `specs`.
@@ -618,7 +620,7 @@ def check_steps():
 
 
 # Held by the thread that ends the process, and while a loop is added to the snapshot and the log.
-process_is_ending = threading.Lock()
+ending_lock = threading.Lock()
 
 
 def listen_for_signals():
@@ -654,7 +656,7 @@ def save_snapshot():
 
 def end_process(error):
     """Save what is not saved, report why the run ends, and exit. This never returns."""
-    process_is_ending.acquire()  # never released: another thread waits here until the exit
+    ending_lock.acquire()  # never released: another thread waits here until the exit
     code = RunInterrupted.exit_code  # if nobody reads the report
     try:
         error = explain_error(error)
@@ -718,6 +720,7 @@ def sum_over_workers(numbers):
 def wait_for_workers(addresses):
     """Wait until all workers have connected to the chief, at its address in TF_CONFIG.
 
+    Each worker sends its index. The chief answers with its own when it has all of them.
     TensorFlow listens there later. It would wait for an hour without a message, and no Python
     handler would be called meanwhile.
     """
@@ -748,13 +751,13 @@ def wait_for_workers(addresses):
                 time.sleep(0.2)
                 connection = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
                 connection.sendall(b"%9d" % config.worker_index)
-                connection.settimeout(3600)  # the chief answers when all workers have connected
+                connection.settimeout(3600)  # the other workers may start later
             missing.pop(int(connection.recv(9, socket.MSG_WAITALL)), None)
             connections.append(connection)
-    for connection in connections:
-        with contextlib.suppress(OSError):  # this worker has failed meanwhile
-            connection.sendall(b"%9d" % 0)
     if server:
+        for connection in connections:
+            with contextlib.suppress(OSError):  # this worker has failed meanwhile
+                connection.sendall(b"%9d" % 0)
         server.close()
 
 
@@ -1968,7 +1971,7 @@ def train_epochs(train_set, validation_set):
         set_profiling(is_profiled(first_step, last_step))
         trained = train(iterator, last_step - first_step)
         state.step = last_step
-        with process_is_ending:  # the log has the loop after which a signal saves
+        with ending_lock:  # a signal waits until the snapshot's loop is logged
             is_finite = math.isfinite(trained["loss"]) and take_snapshot()
             if is_finite:
                 log("train", {**trained, **read_learning_rates()})

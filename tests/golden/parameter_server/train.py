@@ -176,7 +176,7 @@ def adapt(train):
 def fetch(batch):
     """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
 
-    The exported model takes what this returns: of a tuple, its first component.
+    The exported model takes what this returns or, if that is a tuple, its first component.
     """
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
     return batch
@@ -274,9 +274,10 @@ def score(validation):
 
 
 def end_epoch(history):
-    """Return whether to stop the run. Called after an epoch is saved.
+    """Return whether to stop the run.
 
-    The chief calls it.
+    The chief calls this after an epoch is saved.
+
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
     changes here must depend on `history` only.
@@ -288,8 +289,9 @@ def end_epoch(history):
 def create_serving_function(models, example):
     """Return the tf.function that the exported SavedModel serves, with its input signature.
 
-    `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it;
-    of a tuple, the default takes the first component. It returns the first model's predictions.
+    `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
+    The default function takes such a batch or, if it is a tuple, its first component. It returns
+    the predictions of the first model.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text. If the model
     # takes sequences of any length, set that length to None in `specs`.
@@ -1108,10 +1110,14 @@ def list_checkpoints(kind):
 
 
 def find_checkpoint(kind):
-    """Return the path of the newest complete checkpoint, or None without any."""
+    """Return the path of the newest complete checkpoint, or None if the run has saved none yet.
+
+    Raise WrongInput if "best" has none, or if all of "last" are incomplete.
+    """
     steps = list_checkpoints(kind)
     if steps:
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
+    # The file is TensorFlow's list of checkpoints: with it, one was complete before.
     if kind == "best" or run_path("checkpoints/last/checkpoint").exists():
         raise WrongInput(
             f"--run-dir {config.run_dir} has no complete {kind} checkpoint; use another --run-dir"
