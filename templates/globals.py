@@ -47,6 +47,17 @@ def bounded(kind, above=0, below=2**31):
     return number
 
 
+# {% if is_complete %}
+def two_steps(text):
+    """Return the two steps of a text such as "100,120"."""
+    with contextlib.suppress(ValueError):  # `int`, or another number of steps
+        first, last = map(int, text.split(","))
+        if 0 < first <= last:
+            return first, last
+    raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,LAST; use two, such as 100,120")
+
+
+# {% endif %}
 @dataclasses.dataclass
 class Config:
     """The settings of a run. A field with a help text is a flag: --run-dir is `run_dir`."""
@@ -109,7 +120,9 @@ class Config:
         "seconds to wait for workers (600 by default) or a checkpoint (no limit)",
         type=bounded(float),
     )
-    profile: str | None = flag(None, "steps to profile, rounded to loops", metavar="FIRST,LAST")
+    profile: tuple = flag(
+        (0, 0), "steps to profile, rounded to loops", type=two_steps, metavar="FIRST,LAST"
+    )
     # {% endif %}
 
     # Set at startup:

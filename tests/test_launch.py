@@ -469,6 +469,18 @@ def test_crash_while_stopping_starts_the_grace_period(project):
     finish_launcher(project, process, 143)
 
 
+@pytest.mark.parametrize("end", ["os._exit(143)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_interrupted_worker_leaves_the_chief_time_to_save(end, project):
+    body = WAIT_FOR_ALL + f"if index == 1:\n    {end}\n" + SLEEP
+    on_signal = "def on_signal():\n    time.sleep(3)\n    print('saved')\n    os._exit(143)\n"
+    flags = ("--workers", 2, "--max-restarts", 0)
+    edits = shorten_grace_period(1)
+    process = start_launcher(project, body, *flags, on_signal=on_signal, edits=edits)
+    code = 143 if "143" in end else 128 + signal.SIGKILL
+    lines = finish_launcher(project, process, code)
+    assert select_worker_lines(0, lines) == ["saved"]
+
+
 def test_failure_after_other_workers_have_finished(project):
     body = "if index == 1:\n    time.sleep(1)\n    sys.exit(3)\n"
     lines = run_launcher(project, body, "--workers", 2, code=3)

@@ -11,13 +11,15 @@ def get_variables():
 
 @tf.function
 def copy_variables():
-    """Return the values of all variables in host memory, and whether all are finite, [] bool.
+    """Return the chief's values in host memory, and whether a worker's are finite, [] bool.
 
     On a CPU the copy is cheap: the buffers are shared until the next step writes to them.
     """
     variables = get_variables()
     sums = [tf.reduce_sum(x) for x in tf.nest.flatten(variables) if x.dtype.is_floating]
     are_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
+    if config.worker_index > 0:  # only the chief writes checkpoints
+        variables = dict.fromkeys(variables, [])
     with tf.device("CPU:0"):
         return tf.nest.map_structure(tf.identity, variables), are_finite
 

@@ -27,7 +27,7 @@ def train_epochs(train_set, validation_set):
 
 def is_profiled(first_step, last_step):
     """Return whether to profile a loop: on the chief, if it contains steps of --profile."""
-    first_profiled, last_profiled = parse_profile(config.profile)
+    first_profiled, last_profiled = config.profile
     return config.worker_index == 0 and first_step < last_profiled and first_profiled <= last_step
 
 

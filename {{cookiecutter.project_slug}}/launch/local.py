@@ -42,6 +42,7 @@ from pathlib import Path
 TRAIN_SCRIPT = Path(__file__).resolve().parents[1] / "train.py"
 INTERRUPTED = 143  # exit code of train.py that means: run the same command again to resume
 GRACE_SECONDS = 15  # from SIGTERM to SIGKILL; SIGTERM can't interrupt TensorFlow's C++ code
+SAVING_SECONDS = 120  # the same after an interruption: a large checkpoint takes long to write
 DUPLICATE_SECONDS = 1.0  # `uv run` forwards a Ctrl-C that the terminal has already sent
 POLL_SECONDS = 0.1
 RELAY_SECONDS = 2  # time for the last output of a task that has ended
@@ -227,8 +228,7 @@ class Cluster:
             self.handle_ended_tasks()
             if stop_requests or self.failures:
                 self.stop()
-            if self.must_end_soon():
-                self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
+            self.deadline = min(self.deadline, time.monotonic() + self.choose_grace_period())
             if time.monotonic() > self.deadline or len(stop_requests) > 1:
                 return
 
@@ -271,19 +271,18 @@ class Cluster:
         for task in self.tasks:
             task.process.terminate()
 
-    def must_end_soon(self):
-        """Return whether the tasks that are still running get no more time than the grace period.
-
-        A task that stops on request leaves the others the time to save.
-        """
+    def choose_grace_period(self):
+        """Return for how many seconds the tasks that are still running may continue."""
         # {% if cookiecutter.distribution == "parameter_server" %}
         chief = self.tasks[0]
         if not chief.watcher.is_alive():  # the chief asks the other tasks to exit before it ends
-            return True
+            return GRACE_SECONDS
         # {% endif %}
-        if not stop_requests:
-            return bool(self.failures)
-        return any(task.process.returncode != INTERRUPTED for task in self.failures)
+        if not all(task.was_interrupted() for task in self.failures):
+            return GRACE_SECONDS
+        if self.failures and not stop_requests:
+            return SAVING_SECONDS
+        return math.inf  # a second Ctrl-C ends them
 
 
 def check_minimum(flag, value, minimum):

@@ -111,6 +111,15 @@ def bounded(kind, above=0, below=2**31):
     return number
 
 
+def two_steps(text):
+    """Return the two steps of a text such as "100,120"."""
+    with contextlib.suppress(ValueError):  # `int`, or another number of steps
+        first, last = map(int, text.split(","))
+        if 0 < first <= last:
+            return first, last
+    raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,LAST; use two, such as 100,120")
+
+
 @dataclasses.dataclass
 class Config:
     """The settings of a run. A field with a help text is a flag: --run-dir is `run_dir`."""
@@ -168,7 +177,9 @@ class Config:
         "seconds to wait for workers (600 by default) or a checkpoint (no limit)",
         type=bounded(float),
     )
-    profile: str | None = flag(None, "steps to profile, rounded to loops", metavar="FIRST,LAST")
+    profile: tuple = flag(
+        (0, 0), "steps to profile, rounded to loops", type=two_steps, metavar="FIRST,LAST"
+    )
 
     # Set at startup:
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
@@ -598,19 +609,9 @@ def raise_wrong_input(message):
     raise WrongInput(message)
 
 
-def parse_profile(text):
-    """Return the first and the last step of --profile, or 0, 0 without it."""
-    if text is None:
-        return 0, 0
-    match = re.fullmatch(r"(\d+),(\d+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise WrongInput(f"--profile {text!r} is not FIRST,LAST; use two steps, such as 100,120")
-    return int(match[1]), int(match[2])
-
-
 def check_steps():
     """Raise WrongInput if a flag names a step after the last one."""
-    _, last_profiled = parse_profile(config.profile)
+    _, last_profiled = config.profile
     for flag_name, step in (("warmup-steps", config.warmup_steps or 0), ("profile", last_profiled)):
         if step > config.last_step:
             raise WrongInput(
@@ -1280,13 +1281,15 @@ def get_variables():
 
 @tf.function
 def copy_variables():
-    """Return the values of all variables in host memory, and whether all are finite, [] bool.
+    """Return the chief's values in host memory, and whether a worker's are finite, [] bool.
 
     On a CPU the copy is cheap: the buffers are shared until the next step writes to them.
     """
     variables = get_variables()
     sums = [tf.reduce_sum(x) for x in tf.nest.flatten(variables) if x.dtype.is_floating]
     are_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
+    if config.worker_index > 0:  # only the chief writes checkpoints
+        variables = dict.fromkeys(variables, [])
     with tf.device("CPU:0"):
         return tf.nest.map_structure(tf.identity, variables), are_finite
 
@@ -1989,7 +1992,7 @@ def train_epochs(train_set, validation_set):
 
 def is_profiled(first_step, last_step):
     """Return whether to profile a loop: on the chief, if it contains steps of --profile."""
-    first_profiled, last_profiled = parse_profile(config.profile)
+    first_profiled, last_profiled = config.profile
     return config.worker_index == 0 and first_step < last_profiled and first_profiled <= last_step
 
 
