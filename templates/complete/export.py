@@ -28,8 +28,9 @@ def export(folder, examples):
             raise ValueError("`preprocess` or the model runs Python, which can't be saved")
         archive = keras.export.ExportArchive()
         # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.
+        # `isinstance` would raise an error for a weak proxy of an object that is gone.
         for each in gc.get_objects():
-            if isinstance(each, tf.saved_model.experimental.TrackableResource):
+            if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
                 archive.track(each)
         archive.add_endpoint("serve", serve)
         archive.write_out(part, verbose=False)
