@@ -221,6 +221,15 @@ def assert_nothing_left(chief_folder, killed_folder):
     assert not list((chief_folder / "scratch").iterdir())
 
 
+PRINTS_SNAPSHOT = """
+@wraps_original
+def take_snapshot(original):
+    are_finite = original()
+    print("weights in the snapshot:", len(state.snapshot["model"]))
+    return are_finite
+"""
+
+
 @pytest.mark.long
 def test_only_the_chief_writes(complete_script, train_once, folders):
     chief_folder, other_folder = folders
@@ -230,9 +239,11 @@ def test_only_the_chief_writes(complete_script, train_once, folders):
     assert [outcome.code for outcome in outcomes] == [143, -signal.SIGKILL], outcomes
     assert_nothing_left(chief_folder, other_folder)
 
-    outcomes = finish_all(start_small_pair(complete_script, folders))
+    outcomes = finish_all(start_small_pair(complete_script, folders, PRINTS_SNAPSHOT))
     assert_succeeded(outcomes)
     assert "resumed at step " in outcomes[0].output
+    assert "weights in the snapshot: 0" not in outcomes[0].output
+    assert set(outcomes[1].output.splitlines()) == {"weights in the snapshot: 0"}
     assert {path.name for path in other_folder.iterdir()} == {"train.py", "scratch"}
     expected = train_once(*SMALL_FLAGS, *TWO_REPLICAS, code=(SMALL_IMAGES,))
     assert read_numbers(chief_folder / "run") == read_numbers(expected)
