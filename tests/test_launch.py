@@ -120,8 +120,13 @@ def restore_signal_handlers():
         signal.signal(number, signal.SIG_DFL)
 
 
-def start_launcher(project, body, *flags, on_signal="", wrapper=(), edits=(), **options):
-    """Start the launcher with a train.py that runs `body`, from a folder of its own."""
+def start_launcher(
+    project, body, *flags, on_signal="", wrapper=(), edits=(), variables=None, **options
+):
+    """Start the launcher with a train.py that runs `body`, from a folder of its own.
+
+    `variables` are more environment variables.
+    """
     (project / "train.py").write_text(STUB + on_signal + READY + body, encoding="utf-8")
     local = project / "launch" / "local.py"
     replace_text(local, local.parent, *edits)
@@ -130,7 +135,7 @@ def start_launcher(project, body, *flags, on_signal="", wrapper=(), edits=(), **
     return subprocess.Popen(
         [*wrapper, sys.executable, local, *map(str, flags)],
         cwd=folder,
-        env=environment(PYTHONUNBUFFERED=""),
+        env=environment(PYTHONUNBUFFERED="", **(variables or {})),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
@@ -467,6 +472,28 @@ def test_crash_while_stopping_starts_the_grace_period(project):
     wait_for_workers(project)
     signal_group(process)
     finish_launcher(project, process, 143)
+
+
+def test_tasks_end_if_the_launcher_is_killed(project):
+    process = start_launcher(project, SLEEP, "--workers", 2)
+    wait_for_workers(project)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not find_running(project), timeout=20, what="the end of all tasks")
+    assert read_received(project) == ["SIGTERM", "SIGTERM"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shares"),
+    [("0,1,2,3", ["0,2", "1,3"]), ("2,5", ["2", "5"]), ("0", ["", ""]), ("-1", ["-1", "-1"])],
+)
+def test_workers_share_the_gpus(gpus, shares, project):
+    body = "print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+    variables = {"CUDA_VISIBLE_DEVICES": gpus}
+    lines = run_launcher(project, body, "--workers", 2, variables=variables)
+    printed = [select_worker_lines(index, lines) for index in range(2)]
+    assert printed == [[repr(share)] for share in shares]
+    assert any("fewer GPUs than workers" in line for line in lines) == (gpus == "0")
 
 
 @pytest.mark.parametrize("end", ["os._exit(143)", "os.kill(os.getpid(), signal.SIGKILL)"])

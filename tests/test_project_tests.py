@@ -550,6 +550,21 @@ def end_epoch(history):
         "end_epoch",
         ["changes something else when it is called again with the same history", "`config`"],
     ),
+    "end_epoch-that-halves-the-rate-again": (
+        """
+def end_epoch(history):
+    losses = [line["loss"] for line in history]
+    if len(losses) > 3 and min(losses[-3:]) >= min(losses[:-3]):
+        optimizer.learning_rate = 0.5 * float(optimizer.learning_rate.numpy())
+""",
+        "end_epoch",
+        ["changes something else when it is called again with the same history"],
+    ),
+    "shape-that-preprocess-loses": (
+        LOSES_SHAPES.replace("def fetch(batch):", "def preprocess(batch, seeds, training):"),
+        "preprocess",
+        ["returns a tensor of unknown shape", "tf.ensure_shape"],
+    ),
     "lookup-table-of-each-call": (
         return_batch(before="images = keras.layers.IntegerLookup(vocabulary=[*range(17)])(images)"),
         "create_serving_function",
@@ -927,12 +942,172 @@ def compute_losses(labels, predictions):
     return tf.reduce_mean(tf.square(predictions), axis=-1)
 """
 
+# The loss object gets other labels than `compute_losses`.
+ONE_HOT = (
+    use_loss(
+        "keras.losses.CategoricalCrossentropy("
+        "from_logits=True, label_smoothing=0.1, reduction='none')"
+    )
+    + """
+def compute_losses(labels, predictions):
+    return loss_object(tf.one_hot(labels, 10), predictions)
+"""
+)
+
+# As for a masked autoencoder: `preprocess` masks pixels in evaluation, too.
+MASKS = """
+def preprocess(batch, seeds, training):
+    def draw(seed):
+        return tf.random.stateless_uniform([8, 8, 1], seed)
+
+    images, labels = batch
+    numbers = tf.map_fn(draw, seeds, fn_output_signature=tf.float32)
+    return tf.where(numbers < 0.2, 0.0, tf.cast(images, tf.float32)), labels
+"""
+
+OWN_SCHEDULE = use_optimizer(
+    "keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay("
+    "1e-3 * GLOBAL_BATCH_SIZE / 64, config.last_step // 2))"
+)
+
+# The elements have unknown shapes, but all have the same one.
+DECODED_IN_DATASETS = change_splits(
+    "split.map(lambda image, label: (tf.io.decode_png(tf.io.encode_png(image)), label))"
+)
+
+DECODED_IN_FETCH = (
+    change_splits("split.map(lambda image, label: (tf.io.encode_png(image), label))")
+    + """
+def fetch(batch):
+    files, labels = batch
+    return tf.map_fn(tf.io.decode_png, files, fn_output_signature=tf.uint8), labels
+
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return tf.image.resize(tf.cast(images, tf.float32)[..., :1], [8, 8]), labels
+"""
+)
+
+NO_LABELS_BUT_WEIGHTS = NO_LOSS_OBJECT.replace(
+    "return (tf.cast(images, tf.float32),)",
+    "return tf.cast(images, tf.float32), None, tf.ones([tf.shape(images)[0]])",
+)
+
+# The steps use the features as labels, and the model gets labels, too.
+OTHER_ARGUMENTS = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        images = keras.Input([8, 8, 1])
+        labels = keras.Input([], dtype="int32")
+        embedded = keras.layers.Embedding(10, 8)(labels)
+        hidden = keras.layers.Concatenate()([keras.layers.Flatten()(images), embedded])
+        outputs = keras.layers.Reshape([8, 8, 1])(keras.layers.Dense(64)(hidden))
+        model = keras.Model([images, labels], outputs)
+        optimizer = Adam(config.learning_rate)
+    return model, optimizer
+
+
+def create_loss_objects(strategy):
+    return None
+
+
+def create_metrics(strategy):
+    return [], [], []
+
+
+def compute_losses(labels, predictions):
+    return tf.reduce_mean(tf.square(tf.cast(labels, tf.float32) - predictions), axis=[1, 2, 3])
+
+
+def compute_gradients(batch):
+    features, labels, sample_weight = batch
+    with tf.GradientTape() as tape:
+        predictions = model([features, labels], training=True)
+        loss = compute_loss(features, predictions, sample_weight)
+    return loss, tape.gradient(loss, model.trainable_variables)
+
+
+def evaluation_step(batch, metrics):
+    features, labels, sample_weight = batch
+    predictions = model([features, labels], training=False)
+    losses = compute_losses(features, predictions)
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
+
+
+def create_serving_function(models, example):
+    specs = [tf.TensorSpec([None, 8, 8, 1]), tf.TensorSpec([None], tf.int32)]
+    return tf.function(lambda *inputs: models[0](list(inputs), training=False), specs)
+"""
+
+NAMED_ELEMENTS = """
+import collections
+
+Digit = collections.namedtuple("Digit", "image label")
+
+
+def preprocess(batch, seeds, training):
+    return batch.image, batch.label
+""" + change_splits("split.map(Digit)")
+
+NAN_METRIC = use_metrics(
+    'keras.metrics.MeanMetricWrapper(lambda labels, x: x[:, 0] * math.nan, name="nothing")'
+)
+
+READS_THE_LOG = """
+def end_epoch(history):
+    lines = run_path("metrics.jsonl").read_text().splitlines()
+    return json.loads(lines[-1])["epoch"] > 1000
+"""
+
+# A function of texts, and a layer that Keras loads only if asked to.
+TEXTS = (
+    end_model_with("keras.layers.Dense(10)", "keras.layers.Lambda(lambda x: 2.0 * x)")
+    + """
+def create_serving_function(models, example):
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+    def answer(prompts):
+        length = tf.cast(tf.strings.length(prompts), tf.float32)
+        logits = models[0](tf.reshape(length, [-1, 1, 1, 1]) * tf.ones([1, 8, 8, 1]))
+        return tf.strings.as_string(tf.argmax(logits, axis=-1))
+
+    return answer
+"""
+)
+
+# The loss of one of two networks starts later, by the step.
+LATE_LOSS = """
+def compute_gradients(batch):
+    features, labels, sample_weight = batch
+    with tf.GradientTape() as tape:
+        predictions = model(features, training=True)
+
+        def compute():
+            return compute_loss(labels, predictions, sample_weight)
+
+        loss = tf.cond(optimizer.iterations.value < 5, lambda: tf.constant(0.0), compute)
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    return loss, tape.gradient(loss, model.trainable_variables)
+"""
+
 CORRECT = {
+    "labels that compute_losses changes": (ONE_HOT, CONTRACT),
+    "random numbers in evaluation": (MASKS, f"{CONTRACT} or {EVALUATION} or {EXPORT}"),
+    "a schedule of the run's length": (OWN_SCHEDULE, f"{CONTRACT} or {EVALUATION}"),
+    "decoded in create_datasets": (DECODED_IN_DATASETS, f"{CONTRACT} or {KILLED}"),
+    "decoded in fetch": (DECODED_IN_FETCH, f"{CONTRACT} or {KILLED}"),
+    "weights without labels": (NO_LABELS_BUT_WEIGHTS, f"{CONTRACT} or {EVALUATION}"),
+    "other arguments": (OTHER_ARGUMENTS, f"{CONTRACT} or {REPLICAS} or {EXPORT}"),
+    "named elements": (NAMED_ELEMENTS, CONTRACT),
+    "a metric that is NaN": (NAN_METRIC, f"{CONTRACT} or {REPLICAS} or {KILLED}"),
+    "reads the log": (READS_THE_LOG, CONTRACT),
+    "texts and a Lambda layer": (TEXTS, f"{CONTRACT} or {EXPORT}"),
+    "a loss that starts later": (LATE_LOSS, CONTRACT),
     "no loss object": (NO_LOSS_OBJECT, CONTRACT),
     "normalization of a replica's batch": (normalize(""), f"{CONTRACT} or {REPLICAS}"),
     "normalization and a generator": (DRAWING, CONTRACT),
     "losses of tokens": (TOKENS, CONTRACT),
-    "autoencoder": (AUTOENCODER, f"{CONTRACT} or {REPLICAS} or {KILLED}"),
+    "autoencoder": (AUTOENCODER, f"{CONTRACT} or {REPLICAS} or {KILLED} or {EVALUATION}"),
     "other features in evaluation": (TWO_STRUCTURES, CONTRACT),
     "loss over the global batch": (GLOBAL_LOSS, CONTRACT),
     "frozen teacher": (TEACHER, f"{CONTRACT} or {KILLED} or {EXPORT}"),

@@ -10,7 +10,7 @@ def wait_for_workers(addresses):
     server = None
     if config.worker_index == 0:
         missing = dict(enumerate(addresses[1:], start=1))
-        server = listen_at(host, port)
+        server = listen_at(port)
     connections = []
     started_at = time.monotonic()
     next_message = 5
@@ -42,14 +42,15 @@ def wait_for_workers(addresses):
         server.close()
 
 
-def listen_at(host, port):
-    """Return a socket that listens at a port, with the kind of address that the host has."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def listen_at(port):
+    """Return a socket that listens at a port, for IPv4 and, if the machine has it, IPv6."""
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
     try:
-        server = socket.create_server(("", int(port)), family=family)
+        server = socket.create_server(("", int(port)), family=family, dualstack_ipv6=is_dual)
     except (OSError, OverflowError, ValueError) as error:
         raise WrongInput(
-            f"TF_CONFIG: the chief can't listen at {host}:{port} ({error}); use a free port"
+            f"TF_CONFIG: the chief can't listen at port {port} ({error}); use a free port"
         ) from error
     server.settimeout(0.5)
     return server
@@ -89,7 +90,7 @@ def run_on_chief(function, *arguments):
 def check_workers(datasets):
     """Raise WrongInput if a worker's flags, train.py or data differ from the chief's."""
     facts = describe_run()
-    for name in ("run_dir", "timeout", "profile", "git_commit", "worker_index"):
+    for name in "run_dir timeout profile git_commit worker_index".split():
         del facts[name]
     facts["data"] = [describe_examples(*each) for each in datasets.values()]
     facts["train.py"] = zlib.crc32(Path(__file__).read_bytes())

@@ -28,6 +28,7 @@ Exit codes:
 import argparse
 import collections
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -47,6 +48,7 @@ DUPLICATE_SECONDS = 1.0  # `uv run` forwards a Ctrl-C that the terminal has alre
 POLL_SECONDS = 0.1
 RELAY_SECONDS = 2  # time for the last output of a task that has ended
 NUM_LAST_LINES = 20  # lines of a failed task that are printed again at the end
+PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 
 stop_requests = []  # the times at which a signal asked this process to stop
 output_lock = threading.Lock()
@@ -92,11 +94,33 @@ def find_free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
+def list_gpus():
+    """Return the names of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name not in ("", "-1")]
+    paths = Path("/dev").glob("nvidia[0-9]*")
+    return [path.name.removeprefix("nvidia") for path in sorted(paths)]
+
+
+if sys.platform == "linux":
+    LIBC = ctypes.CDLL(None)
+
+    def end_with_launcher():
+        """Have Linux send SIGTERM to this process when the launcher ends, even by SIGKILL."""
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+else:
+    end_with_launcher = None
+
+
 class Task:
     """A process of train.py. The thread `watcher` relays its output and reports its end."""
 
-    def __init__(self, role, index, addresses, flags, ended):
-        """Start the process. The task adds itself to the list `ended` when the process ends."""
+    def __init__(self, role, index, addresses, flags, variables, ended):
+        """Start the process, with more environment variables.
+
+        The task adds itself to the list `ended` when the process ends.
+        """
         self.role = role
         self.index = index
         self.name = f"{role} {index}"
@@ -105,10 +129,17 @@ class Task:
         tf_config = {"cluster": addresses, "task": {"type": role, "index": index}}
         self.process = subprocess.Popen(
             [sys.executable, "-u", TRAIN_SCRIPT, *flags],  # -u: print each line immediately
-            env={**os.environ, "TF_CONFIG": json.dumps(tf_config)},
+            # TensorFlow would send messages between tasks through http_proxy.
+            env={
+                **os.environ,
+                "TF_CONFIG": json.dumps(tf_config),
+                "grpc_proxy": "",
+                **variables,
+            },
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # if this launcher is killed, the task fails at its next line
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            preexec_fn=end_with_launcher,
             # In the terminal's own session, Ctrl-C would reach the task twice: from the terminal
             # and as the SIGTERM of `Cluster.stop`.
             start_new_session=True,
@@ -217,9 +248,19 @@ class Cluster:
         return self.failures[0]
 
     def start_task(self, role, index):
-        task = Task(role, index, self.addresses, self.flags, self.ended)
+        variables = self.share_gpus(role, index)
+        task = Task(role, index, self.addresses, self.flags, variables, self.ended)
         self.tasks.append(task)
         task.watcher.start()
+
+    def share_gpus(self, role, index):
+        """Return the environment variable that gives a worker its share of this machine's GPUs."""
+        gpus = list_gpus()
+        if not gpus:
+            return {}
+        workers = len(self.addresses["worker"])
+        has_share = role == "worker" and len(gpus) >= workers
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index::workers] if has_share else [])}
 
     def wait_for_tasks(self):
         """Handle signals and failures until all tasks have ended or must be killed."""
@@ -352,6 +393,8 @@ def main(argv):
     # {% else %}
     task_counts = {"worker": args.workers}
     # {% endif %}
+    if 0 < len(list_gpus()) < args.workers:
+        print_status("there are fewer GPUs than workers, so all workers use the CPU")
     restarts = Restarts(args.max_restarts)
     while True:
         cluster = Cluster(task_counts, flags, restarts)

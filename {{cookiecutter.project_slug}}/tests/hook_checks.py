@@ -41,7 +41,16 @@ def is_same(one, other):
 def is_close(one, other):
     """Return whether two structures of tensors are equal up to rounding."""
     pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True)
-    return all(np.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs)
+    return all(is_array_close(np.asarray(a), np.asarray(b)) for a, b in pairs)
+
+
+def is_array_close(one, other):
+    is_half = one.dtype in ("bfloat16", "float16")
+    tolerance = 3e-2 if is_half else 1e-3
+    if is_half:  # np.allclose doesn't know bfloat16
+        one = one.astype("float32")
+        other = other.astype("float32")
+    return np.allclose(one, other, rtol=tolerance, atol=tolerance / 100, equal_nan=True)
 
 
 def is_same_or_close(one, other):
@@ -98,7 +107,7 @@ def read_examples(split):
 
 def fetch_batches(batches):
     """Return what the hook `fetch` returns for batches of examples."""
-    if isinstance(batches.element_spec, tuple):  # `map` passes its components as arguments
+    if type(batches.element_spec) is tuple:  # `map` passes its components as arguments
         return batches.map(lambda *batch: train.fetch(batch))
     return batches.map(train.fetch)
 
@@ -108,17 +117,22 @@ def read_fetched(split):
     return fetch_batches(read_examples(split).repeat().batch(4, drop_remainder=True))
 
 
-def read_batches(split, size, training, key=1):
-    """Return 32 preprocessed examples in batches. A batch is a dict of lists of arrays."""
+def create_batches(split, size, training):
+    """Return a dataset of 32 preprocessed examples in batches."""
     examples = read_examples(split).repeat().take(32)
     positions = tf.data.Dataset.range(32, output_type=tf.int32)
 
     def preprocess(batch, position):
-        seeds = tf.stack([tf.fill([size], key), position], axis=1)
+        seeds = tf.stack([tf.fill([size], 1), position], axis=1)
         return train.preprocess(train.fetch(batch), seeds, training)
 
     batches = tf.data.Dataset.zip((examples, positions)).batch(size, drop_remainder=True)
-    return [name_parts(batch) for batch in batches.map(preprocess)]
+    return batches.map(preprocess)
+
+
+def read_batches(split, size, training):
+    """Return 32 preprocessed examples in batches. A batch is a dict of lists of arrays."""
+    return [name_parts(batch) for batch in create_batches(split, size, training)]
 
 
 @functools.cache
@@ -132,7 +146,7 @@ def name_parts(batch):
     parts = {}
     for name, part in zip(PARTS, batch, strict=False):
         tensors = tf.nest.flatten(part, expand_composites=True)
-        parts[name] = [tensor.numpy() for tensor in tensors]
+        parts[name] = [tensor.numpy() for tensor in tensors if tensor is not None]
     return parts
 
 
@@ -195,13 +209,19 @@ def call_as_in_evaluation(call):
     return call_without_training
 
 
+def set_globals(batch_size):
+    """Set what `main` sets before it calls the hooks that create the model, losses and metrics."""
+    train.strategy = tf.distribute.get_strategy()
+    train.config.global_batch_size = batch_size
+    train.GLOBAL_BATCH_SIZE = batch_size
+    train.gradient_norm = keras.metrics.Mean(name="gradient_norm")  # of the complete script
+
+
 def create_training_state():
     """Create the model and all that belongs to it, for batches of 4. Return a batch."""
-    strategy = tf.distribute.get_strategy()
     keras.utils.clear_session()  # so that layers have the names that they have in a run
-    train.strategy = strategy
-    train.config.global_batch_size = 4
-    train.GLOBAL_BATCH_SIZE = 4
+    set_globals(batch_size=4)
+    strategy = train.strategy
     train.loss_object = train.create_loss_objects(strategy)
     train.model, train.optimizer = train.create_model_and_optimizer(strategy)
     metrics = train.create_metrics(strategy)
@@ -227,9 +247,28 @@ def find_unmirrored(variables):
     return ", ".join(paths[:3]) + more
 
 
-def has_one_model():
-    """Return whether there is one model. How several are called, only the steps know."""
-    return isinstance(train.model, keras.Model)
+def is_plain_model(batch):
+    """Return whether there is one model that takes the features.
+
+    How another model is called, or several, only the steps know. If they fail too, the model is
+    called as a plain one, so that its error is reported.
+    """
+    if not isinstance(train.model, keras.Model):
+        return False
+    features, _, _ = batch
+    return can_run(train.model, features, training=False) or not can_run(
+        train.validation_step, batch
+    )
+
+
+def can_run(function, *args, **kwargs):
+    """Return whether a function can be called. Restore the model's state."""
+    with restore_variables(train.model):
+        try:
+            function(*args, **kwargs)
+        except Exception:  # hooks can raise any type
+            return False
+    return True
 
 
 @contextlib.contextmanager
@@ -293,7 +332,8 @@ def check_sizes(splits):
 def check_element_specs(splits):
     first = splits[0].element_spec
     for spec in tf.nest.flatten(first):
-        if isinstance(spec, tf.RaggedTensorSpec) or None in spec.shape:
+        is_ragged = isinstance(spec, tf.RaggedTensorSpec)
+        if is_ragged or (has_unknown_shape(spec) and not can_be_stacked(splits[0])):
             yield (
                 f"examples have no common shape, {spec}; pad them, or return places, such as file "
                 "names, and read and pad in `fetch`"
@@ -305,6 +345,19 @@ def check_element_specs(splits):
                 f"the elements of {name} are {split.element_spec}, but train has {first}; "
                 "return the same structure, shapes and dtypes"
             )
+
+
+def has_unknown_shape(spec):
+    return spec.shape.rank is None or None in spec.shape
+
+
+def can_be_stacked(split):
+    """Return whether the first examples have the same shapes, as images decoded by `map` may."""
+    try:
+        split.take(32).batch(32).get_single_element()
+    except tf.errors.InvalidArgumentError:
+        return False
+    return True
 
 
 def check_order(splits):
@@ -352,16 +405,24 @@ def check_adapt():
         )
 
 
+UNKNOWN_RANK = (
+    "a tensor of unknown shape, as after tf.numpy_function; set it with "
+    "tf.ensure_shape(x, [None, …])"
+)
+
+
+def has_unknown_rank(batches):
+    """Return whether TensorFlow doesn't know the rank of a tensor when it traces a step."""
+    specs = tf.nest.flatten(batches.element_spec)
+    return any(getattr(spec, "shape", tf.TensorShape([])).rank is None for spec in specs)
+
+
 def check_fetch():
     for split in (0, 1):
         fetched = read_fetched(split)
-        for spec in tf.nest.flatten(fetched.element_spec):
-            if spec.shape.rank is None or None in spec.shape[1:]:
-                yield (
-                    f"returns a tensor of unknown shape, {spec.shape}, as after "
-                    "tf.numpy_function; set it with tf.ensure_shape(x, [None, …])"
-                )
-                return
+        if has_unknown_rank(fetched) and has_unknown_rank(create_batches(split, 4, split == 0)):
+            yield f"returns {UNKNOWN_RANK}"
+            return
         for tensor in tf.nest.flatten(next(iter(fetched))):
             if tensor.shape[:1] != (4,):
                 yield f"returns shape {tensor.shape} for 4 examples; return [4, …]"
@@ -375,13 +436,20 @@ def check_fetch():
 
 def check_preprocess():
     """Check `preprocess` in training and in evaluation, up to the first problem."""
-    checks = (check_parts, check_shapes, check_weights, check_seeds, check_batch_sizes)
+    checks = (
+        check_parts,
+        check_ranks,
+        check_shapes,
+        check_weights,
+        check_seeds,
+        check_batch_sizes,
+    )
     for split, training in ((0, True), (1, False)):
         for check in checks:
             for problem in check(split, training):
                 yield f"with training={training}, {problem}"
                 return
-    yield from check_evaluation(split=1)
+    yield from check_evaluation_weights(split=1)
 
 
 def check_parts(split, training):
@@ -392,6 +460,13 @@ def check_parts(split, training):
             f"it returns {type(returned).__name__}; return the tuple (features,), "
             "(features, labels) or (features, labels, sample_weight)"
         )
+
+
+def check_ranks(split, training):
+    if has_unknown_rank(read_fetched(split)):
+        return  # the check of `fetch` reports it
+    if has_unknown_rank(create_batches(split, 4, training)):
+        yield f"it returns {UNKNOWN_RANK}"
 
 
 def check_shapes(split, training):
@@ -444,15 +519,9 @@ def check_batch_sizes(split, training):
         )
 
 
-def check_evaluation(split):
+def check_evaluation_weights(split):
     batches = read_first_batches(split, False)
-    random = find_differences(batches, read_batches(split, 4, training=False, key=2))
-    if random:
-        yield (
-            f"{join(random)} depend on `seeds` with training=False, and so evaluation on --seed; "
-            "draw only if `training`"
-        )
-    if "sample_weight" in batches[0] and not has_weight(split):
+    if batches[0].get("sample_weight") and not has_weight(split):
         yield (
             "all examples of the validation split have weight 0, so their loss is always 0; give "
             "some a weight above 0"
@@ -476,6 +545,7 @@ def has_weight(split):
 
 
 def check_model():
+    set_globals(batch_size=4)
     created = train.create_model_and_optimizer(create_mirrored_strategy())
     if not are_models_and_optimizers(created):
         yield (
@@ -490,7 +560,8 @@ def check_model():
     yield from check_scope("the model", models)
     optimizers = [optimizer for optimizer in optimizers if optimizer]
     yield from check_scope("the optimizer", optimizers)
-    yield from check_settings(optimizers)
+    # The outer one may be a LossScaleOptimizer.
+    yield from check_settings([getattr(each, "inner_optimizer", each) for each in optimizers])
     yield from check_predictions()
 
 
@@ -543,9 +614,10 @@ def check_settings(optimizers):
 
 
 def check_predictions():
-    features, _, _ = create_training_state()
-    if not has_one_model():
+    batch = create_training_state()
+    if not is_plain_model(batch):
         return
+    features, _, _ = batch
     predictions = tf.nest.flatten(train.model(features, training=False))
     shapes = [str(prediction.shape) for prediction in predictions]
     if any(prediction.shape[:1] != (4,) for prediction in predictions):
@@ -591,54 +663,83 @@ def has_hidden_randomness(features):
 # ----------------------------------------------------------------------------------------------
 
 
-def get_predictions(batch):
-    """Return the predictions that `compute_gradients` passes to `compute_loss`.
+def record_calls(function):
+    """Return a function that calls another one, and the list of the arguments of each call."""
+    calls = []
 
-    They may be more than the model's, such as a teacher's. If the step fails before, or doesn't
-    call `compute_loss`, they are the model's.
+    @functools.wraps(function)
+    def record(*arguments, **options):
+        calls.append((*arguments, *options.values()))
+        return function(*arguments, **options)
+
+    return record, calls
+
+
+def get_loss_arguments(batch):
+    """Return the labels and predictions that `compute_gradients` passes to `compute_loss`.
+
+    The predictions may be more than the model's, such as a teacher's, and the labels may be the
+    features. If the step fails before, or doesn't call `compute_loss`, they are those of the batch
+    and of the model.
     """
-    recorded = []
-    compute_loss = train.compute_loss
-
-    def record(labels, predictions, sample_weight):
-        recorded.append(predictions)
-        return compute_loss(labels, predictions, sample_weight)
-
+    record, calls = record_calls(train.compute_loss)
     with restore_variables(train.model), replace(train, "compute_loss", record):
         with contextlib.suppress(Exception):  # the checks of the other hooks report it
             train.compute_gradients(batch)
-    features, _, _ = batch
-    return recorded[0] if recorded else train.model(features, training=False)
+    if calls and len(calls[0]) >= 2:
+        return calls[0][:2]
+    features, labels, _ = batch
+    return labels, train.model(features, training=False)
 
 
 def check_loss_objects():
     batch = create_training_state()
-    if not has_one_model():
+    if not is_plain_model(batch):
         return
-    _, labels, _ = batch
-    predictions = get_predictions(batch)
+    labels, predictions = get_loss_arguments(batch)
     are_means_taken = returns_one_value_per_example(labels, predictions)
     for subject, *arguments in list_losses(labels, predictions):
         yield from check_loss(subject, *arguments, are_means_taken)
 
 
 def list_losses(labels, predictions):
-    """Return (name, loss, its labels, its predictions) of each loss.
+    """Return (name, loss, its labels, its predictions) of each loss that `compute_losses` calls.
 
-    There are several if `loss_object` has the structure of labels and predictions. For other
-    structures, only `compute_losses` knows the arguments.
+    Losses of other tensors than [4, …] are left out: only `compute_losses` knows what they are.
     """
     losses = train.loss_object
-    if losses is None:  # `compute_losses` does everything
-        return []
     if callable(losses):
-        are_tensors = tf.is_tensor(labels) and tf.is_tensor(predictions)
-        return [("the loss", losses, labels, predictions)] if are_tensors else []
-    for structure in (labels, predictions):
-        if not isinstance(structure, type(losses)) or len(structure) != len(losses):
-            return []
-    keys = losses.keys() if isinstance(losses, dict) else range(len(losses))
-    return [(f"the loss {key!r}", losses[key], labels[key], predictions[key]) for key in keys]
+        return [("the loss", losses, *pair) for pair in record_pairs(losses, labels, predictions)]
+    found = []
+    for key, loss in list_items(losses):
+        pairs = record_pairs(loss, labels, predictions, key)
+        found += [(f"the loss {key!r}", loss, *pair) for pair in pairs]
+    return found
+
+
+def list_items(losses):
+    """Return the keys and losses of a dict or list. Others are not checked."""
+    if isinstance(losses, dict):
+        return list(losses.items())
+    return list(enumerate(losses)) if isinstance(losses, list | tuple) else []
+
+
+def record_pairs(loss, labels, predictions, key=None):
+    """Return the labels and predictions, [4, …] tensors, with which a loss object is called."""
+    record, calls = record_calls(loss)
+    losses = record
+    if isinstance(train.loss_object, dict):
+        losses = {**train.loss_object, key: record}
+    elif not callable(train.loss_object):
+        losses = [record if i == key else x for i, x in enumerate(train.loss_object)]
+    with replace(train, "loss_object", losses), contextlib.suppress(Exception):
+        train.compute_losses(labels, predictions)  # its own check reports exceptions
+    pairs = [arguments[:2] for arguments in calls]
+    return [pair for pair in pairs if len(pair) == 2 and all(map(is_tensor_of_batch, pair))]
+
+
+def is_tensor_of_batch(value):
+    return tf.is_tensor(value) and value.shape[:1] == (4,)
 
 
 @contextlib.contextmanager
@@ -672,9 +773,8 @@ def returns_one_value_per_example(labels, predictions):
 
 def check_losses():
     batch = create_training_state()
-    if has_one_model():
-        _, labels, _ = batch
-        predictions = get_predictions(batch)
+    if is_plain_model(batch):
+        labels, predictions = get_loss_arguments(batch)
         yield from check_loss("the result", train.compute_losses, labels, predictions)
 
 
@@ -741,10 +841,10 @@ def mixes_examples(loss, labels, predictions):
 def check_replica_losses():
     """Check that the losses of two replicas add up to the loss of one."""
     batch = create_training_state()
-    if not has_one_model():
+    if not is_plain_model(batch):
         return
-    _, labels, weight = batch
-    predictions = get_predictions(batch)
+    _, _, weight = batch
+    labels, predictions = get_loss_arguments(batch)
     with without_regularization(), record_gathering() as gathered:
         whole = train.compute_loss(labels, predictions, weight)
         if whole.shape != []:
@@ -774,6 +874,7 @@ def check_replica_losses():
 
 
 def check_metrics():
+    set_globals(batch_size=4)
     lists = train.create_metrics(create_mirrored_strategy())
     if len(lists) != 3:
         yield f"returns {len(lists)} lists; return 3: for the train, validation and test split"
@@ -813,15 +914,19 @@ def check_score():
 
 def check_end_epoch():
     create_training_state()
-    line = {"step": 1, "epoch": 1, "split": "validation", **invent_validation()}
+    values = invent_validation()
+    history = [{"step": i, "epoch": i, "split": "validation", **values} for i in range(1, 21)]
+    stops = []
     states = []
-    # What the hook writes goes to a folder of its own.
+    # What the hook writes goes to a folder of its own, with files that it may read.
     with tempfile.TemporaryDirectory() as folder, replace(train.config, "run_dir", folder):
+        train.run_path("metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in history))
+        train.run_path("adapted.json").write_text(json.dumps(train.adapted))
         for _ in range(2):
-            is_stopped = bool(train.end_epoch([line]))
+            stops.append(bool(train.end_epoch(list(history))))
             variables = train.list_variables((train.model, train.optimizer))
-            states.append((is_stopped, [variable.numpy().tolist() for variable in variables]))
-    if states[0] != states[1]:
+            states.append([variable.numpy() for variable in variables])
+    if stops[0] != stops[1] or not all(map(is_same, *states)):
         yield (
             "returns or changes something else when it is called again with the same history, as a "
             "resumed run calls it; compute it from `history` and `config`, not from the last value"
@@ -865,8 +970,10 @@ def check_gradients():
         """Return None, not zeros, for variables without a path to the loss."""
         return compute(*args, **kwargs)
 
+    # In a graph, as in a run: there, both branches of tf.cond count.
+    compute_gradients = tf.function(train.compute_gradients)
     with replace(tf.GradientTape, "gradient", compute_or_none):
-        _, gradients = train.compute_gradients(batch)
+        _, gradients = compute_gradients(batch)
     gradients = tf.nest.flatten(gradients)
     variables = list_trainable_variables()
     if len(gradients) != len(variables):
@@ -936,7 +1043,7 @@ def check_serving_function():
     archive = keras.export.ExportArchive()
     try:
         for each in gc.get_objects():
-            if isinstance(each, tf.saved_model.experimental.TrackableResource):
+            if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
                 archive.track(each)
         archive.add_endpoint("serve", train.create_serving_function(models, example))
         with tempfile.TemporaryDirectory() as folder:
@@ -957,9 +1064,10 @@ def check_serving_function():
 
 def check_suspects():
     """Yield sentences about what may make results differ between replicas."""
-    features, _, _ = create_training_state()
-    if not has_one_model():
+    batch = create_training_state()
+    if not is_plain_model(batch):
         return
+    features, _, _ = batch
     if find_batch_normalization(train.model) or draws_in_evaluation(features):
         return
     if depends_on_batch(features, training=True):
@@ -1001,7 +1109,7 @@ def check_rounding():
     """
     batch = create_training_state()
     features, _, _ = batch
-    if not has_one_model():
+    if not is_plain_model(batch):
         return
     if find_batch_normalization(train.model):
         yield from check_idle_biases(features)

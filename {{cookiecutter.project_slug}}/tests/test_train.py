@@ -246,7 +246,7 @@ def is_close(value, other, tolerance=1e-4):
     """Return whether two values of a log are equal up to rounding."""
     if isinstance(value, str):
         return value == other
-    return value == pytest.approx(other, rel=tolerance, abs=tolerance / 100)
+    return value == pytest.approx(other, rel=tolerance, abs=tolerance / 100, nan_ok=True)
 
 
 def is_closer(value, other):
@@ -254,7 +254,8 @@ def is_closer(value, other):
 
 
 def is_same(value, other):
-    return value == other
+    are_nan = value != value and other != other  # a metric may be NaN
+    return value == other or are_nan
 
 
 def compare_logs(run_dir, expected_dir, are_equal):
@@ -408,18 +409,21 @@ def wait(processes, is_over=lambda: False):
 def finish(*processes):
     """Wait for processes, and return what the first one printed. If one fails, end all."""
     wait(processes)
-    failed = [process for process in processes if process.poll() != 0]
-    for process in processes:
+    unfinished = [process for process in processes if process.poll() is None]
+    failed = [process for process in processes if process.returncode not in (None, 0)]
+    for process in unfinished:
         process.kill()
         process.wait()
     if failed:
         fail(describe_failure(min(failed, key=is_victim)))
+    if unfinished:
+        fail(describe_timeout(unfinished[0]))
     return read_output(processes[0])
 
 
 def is_victim(process):
-    """Return whether a process was ended by these tests, or by the failure of another worker."""
-    return process.returncode < 0 or process.returncode == 143
+    """Return whether a process was ended by the failure of another worker."""
+    return process.returncode == 143
 
 
 def read_output(process):
@@ -431,12 +435,20 @@ def describe_failure(process):
     output = read_output(process)
     problem = f"train.py ended with exit code {process.returncode}."
     if process.returncode < 0:
-        problem = f"train.py did not end within {TIMEOUT} seconds."
+        problem = f"train.py was killed by signal {-process.returncode}; 9 may be lack of memory."
     hook, line = find_hook(output)
     if hook:
         problem += f" The error comes from {hook} (train.py, line {line})."
+    return f"{problem} {describe_end(output)}"
+
+
+def describe_timeout(process):
+    return f"train.py did not end within {TIMEOUT} seconds. {describe_end(read_output(process))}"
+
+
+def describe_end(output):
     last_lines = "\n".join(output.splitlines()[-15:])
-    return f"{problem} Its last lines:\n{last_lines}"
+    return f"Its last lines:\n{last_lines}"
 
 
 def ask(function, *arguments):
@@ -465,8 +477,10 @@ def kill_and_resume(run_dir):
     for is_due in (is_saved, lambda: is_validated(run_dir)):
         process = start("train_only", "--run-dir", run_dir, *REPLICAS)
         wait([process], is_due)
+        has_ended = process.poll() is not None
         process.kill()
-        if process.wait() >= 0:
+        process.wait()
+        if has_ended:
             finish(process)
             pytest.skip("the run ended before it could be killed")
     return run_train("train_only", run_dir, *REPLICAS)

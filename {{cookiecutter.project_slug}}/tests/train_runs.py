@@ -12,12 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hook_checks
-from hook_checks import fetch_batches, unpack
+from hook_checks import (
+    draws_in_evaluation,
+    fetch_batches,
+    find_layers,
+    is_random,
+    set_globals,
+    unpack,
+)
 
 import train
 from train import keras, np, tf  # train.py imports them without TensorFlow's messages
 
-FLAGS = ("--epochs", "2", "--steps-per-loop", "3", "--checkpoint-every-steps", "4")
+# With rounding to half precision, results would differ more than the tests allow.
+PRECISION = ("--precision", "float32") if hasattr(train.Config, "precision") else ()
+FLAGS = ("--epochs", "2", "--steps-per-loop", "3", "--checkpoint-every-steps", "4", *PRECISION)
 CHECKSUMS = "checksums.json"  # for the last checkpoint, in the run directory
 
 # ----------------------------------------------------------------------------------------------
@@ -136,7 +145,7 @@ def restore_best(run_dir):
     """Create the model with the weights of a run's best checkpoint."""
     train.config.run_dir = run_dir  # hooks may read files of it
     train.adapted.update(json.loads(Path(run_dir, "adapted.json").read_text("utf-8")))
-    train.strategy = tf.distribute.get_strategy()
+    set_globals(choose_batch_size())
     train.model, train.optimizer = train.create_model_and_optimizer(train.strategy)
     models = tf.nest.flatten(train.model)
     values = [variable.value for model in models for variable in model.variables]
@@ -154,23 +163,45 @@ def read_test_split(size):
     """Yield the first component of `fetch`, and a batch for the steps. No batch is filled up."""
     cut_datasets()
     _, _, split = train.create_datasets()
+    first = 0
     for fetched in fetch_batches(split.batch(size)):
         inputs = fetched[0] if isinstance(fetched, tuple) else fetched
         count = len(tf.nest.flatten(fetched)[0])
-        seeds = tf.zeros([count, 2], tf.int32)
+        seeds = create_seeds(first, count)
+        first += count
         yield inputs, unpack(train.preprocess(fetched, seeds, training=False), count)
+
+
+def create_seeds(first, count):
+    """Return the seeds of examples in evaluation, [count, 2], as in `create_batch`."""
+    key = tf.random.stateless_uniform([], [train.config.seed, 0], None, None, tf.int32)
+    return tf.stack([tf.fill([count], key), tf.range(first, first + count)], axis=1)
+
+
+def choose_evaluation_size():
+    """Return another batch size than the run's, unless the model draws in evaluation.
+
+    Such a model draws other numbers for an example if the batch size is another.
+    """
+    size = choose_batch_size()
+    _, (features, _, _) = next(read_test_split(size))
+    try:
+        draws = draws_in_evaluation(features)
+    except Exception:  # only the steps know how to call the model, or several
+        draws = any(map(is_random, find_layers(train.model)))
+    return size if draws else size // 2 + 1
 
 
 def evaluate(run_dir):
     """Return loss and metrics of a run's best checkpoint on the test split.
 
-    The batches have another size than in the run.
+    The batches have another size than in the run, if possible.
     """
     restore_best(run_dir)
-    strategy = tf.distribute.get_strategy()
-    train.loss_object = train.create_loss_objects(strategy)
-    _, _, train.test_metrics = train.create_metrics(strategy)
-    size = choose_batch_size() // 2 + 1
+    train.loss_object = train.create_loss_objects(train.strategy)
+    _, _, train.test_metrics = train.create_metrics(train.strategy)
+    size = choose_evaluation_size()
+    restore_best(run_dir)  # again: calls may have changed the seeds of random layers
     sums = [train.test_step(batch) for _, batch in read_test_split(size)]
     loss_sum, weight_sum = np.sum(sums, axis=0, dtype="float64")
     loss = float(loss_sum / weight_sum) if weight_sum else 0.0
@@ -230,20 +261,32 @@ def takes_first_component(serve, example):
 def create_input(spec):
     """Return a tensor for a function that takes something else, such as a latent vector."""
     shape = [4 if size is None else size for size in spec.shape]
-    return tf.ones(shape, spec.dtype)
+    value = "a" if spec.dtype == tf.string else 1
+    return tf.fill(shape, tf.constant(value, spec.dtype))
 
 
 def compare_keras_file(folder):
     """Compare the model in model.keras with the model of the best checkpoint."""
-    loaded = keras.saving.load_model(folder / "model.keras")
+    # The file is the project's own, so a Lambda layer in it may be loaded.
+    loaded = keras.saving.load_model(folder / "model.keras", safe_mode=False)
     model = tf.nest.flatten(train.model)[0]
-    if not isinstance(train.model, keras.Model):  # how several models are called, only steps know
+    batches = [features for _, (features, _, _) in read_test_split(choose_batch_size())]
+    if not takes_features(train.model, batches[0]):
         for weights, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
             compare_predictions(weights, expected)
         return
-    for _, (features, _, _) in read_test_split(choose_batch_size()):
+    for features in batches:
         predictions = loaded(features, training=False)
         compare_predictions(predictions, model(features, training=False))
+
+
+def takes_features(model, features):
+    """Return whether there is one model that takes the features. Otherwise, only the steps know."""
+    try:
+        model(features, training=False)
+    except Exception:  # a tuple of models, or an exception of any type
+        return False
+    return True
 
 
 def check_export(compare, folder):
@@ -258,18 +301,33 @@ def check_export(compare, folder):
         )
     except Exception as error:  # hooks can raise any type
         reason = f"{type(error).__name__}: {error}".split("\n\n")[0][:500]
-        return (
-            f"can't be loaded and called ({reason}); give each class of your own "
-            "@keras.saving.register_keras_serializable() and a get_config with all arguments"
-        )
+        return f"can't be loaded and called ({reason}); {LOADING_HINTS[compare]}"
     return None
+
+
+# What to look for if an export can't be loaded and called.
+LOADING_HINTS = {
+    compare_saved_model: (
+        "look in create_serving_function, preprocess and the model for Python code "
+        "(tf.py_function), and for arguments that another call needs"
+    ),
+    compare_keras_file: (
+        "give each class of your own @keras.saving.register_keras_serializable() and a get_config "
+        "with all arguments"
+    ),
+}
 
 
 def compare_predictions(predictions, expected):
     """Raise AssertionError if predictions differ by more than rounding."""
     pairs = zip(tf.nest.flatten(predictions), tf.nest.flatten(expected), strict=True)
     for one, other in pairs:
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        one = np.asarray(one)
+        other = np.asarray(other)
+        if one.dtype.kind == "O":  # strings
+            np.testing.assert_array_equal(one, other)
+        else:
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 FUNCTIONS: dict[str, Callable] = {
@@ -283,7 +341,9 @@ FUNCTIONS: dict[str, Callable] = {
 
 if __name__ == "__main__":
     # Hooks may read flags and the number of steps.
-    train.config = train.parse_flags([])
+    train.config = train.parse_flags(PRECISION)
     train.config.steps_per_epoch = 10
+    train.config.last_step = 20
     function, *arguments = sys.argv[1:]
-    print(json.dumps(FUNCTIONS[function](*arguments)))
+    result = json.dumps(FUNCTIONS[function](*arguments))
+    print(f"\n{result}")  # a hook may have printed a part of a line
