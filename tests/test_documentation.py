@@ -60,7 +60,7 @@ class Elsewhere(typing.NamedTuple):
 
 ELSEWHERE = [
     Elsewhere(
-        r"\.uv/bin/uv run pytest -n \d --dist worksteal -m .*",
+        r"(?:\.uv/bin/)?uv run pytest -n \d --dist worksteal -m .*",
         ".ci/run",
         ("grep 'run pytest -n' README",),
     ),

@@ -406,7 +406,10 @@ def test_commented_lines_add_gpus_and_a_storage_class(manifest):
 
 
 # In order, what the lines with a TODO(you) are about, below the first lines of the file.
-MARKED = "storageClassName storage completions parallelism image args value resources gpu".split()
+MARKED = """
+    storageClassName storage completions parallelism imagePullSecrets tolerations image args value
+    resources gpu
+""".split()
 
 
 def test_lines_that_users_change_are_marked(manifest):
@@ -495,7 +498,7 @@ MUTANTS = [
     (f"{CONTAINER}.env.0.value", "other"),
     (f"{CONTAINER}.env.1.value", "3"),
     (f"{CONTAINER}.env.1", ABSENT),
-    (f"{CONTAINER}.env.2", ABSENT),
+    (f"{CONTAINER}.env.3", ABSENT),
     (f"{CONTAINER}.env.3.valueFrom.resourceFieldRef.resource", "limits.memory"),
     (f"{CONTAINER}.ports.0.containerPort", 2223),
     (f"{CONTAINER}.resources.requests.cpu", "8"),

@@ -214,7 +214,8 @@ def set_globals(batch_size):
     train.strategy = tf.distribute.get_strategy()
     train.config.global_batch_size = batch_size
     train.GLOBAL_BATCH_SIZE = batch_size
-    train.gradient_norm = keras.metrics.Mean(name="gradient_norm")  # of the complete script
+    # Only the complete script uses this metric.
+    train.gradient_norm = keras.metrics.Mean(name="gradient_norm")
 
 
 def create_training_state():
@@ -679,8 +680,8 @@ def get_loss_arguments(batch):
     """Return the labels and predictions that `compute_gradients` passes to `compute_loss`.
 
     The predictions may be more than the model's, such as a teacher's, and the labels may be the
-    features. If the step fails before, or doesn't call `compute_loss`, they are those of the batch
-    and of the model.
+    features. If the step fails before, or doesn't call `compute_loss`, these are the batch's labels
+    and the model's predictions.
     """
     record, calls = record_calls(train.compute_loss)
     with restore_variables(train.model), replace(train, "compute_loss", record):
