@@ -26,12 +26,12 @@ def export(folder, examples):
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
+    archive.add_endpoint("serve", create_serving_function(copies, example))
     # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.
     # `isinstance` would raise an error for a weak proxy of an object that is gone.
     for each in gc.get_objects():
         if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
             archive.track(each)
-    archive.add_endpoint("serve", create_serving_function(copies, example))
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
     archive.write_out(part, verbose=False)

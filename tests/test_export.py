@@ -83,7 +83,7 @@ def assert_reported_twice(output, message):
 def test_export_errors_are_reported_at_startup(code, what, written, complete_script, tmp_path):
     script = write_variant(complete_script, tmp_path, SMALL_IMAGES, code)
     output = train(script, *ONE_EPOCH)
-    assert_reported_twice(output, f"can't be written as {what}: ")
+    assert_reported_twice(output, f"can't be written as {what}")
     run_dir = tmp_path / "run"
     assert read_numbers(run_dir)[-1]["split"] == "test"
     assert written <= set(os.listdir(run_dir / "export"))
@@ -121,6 +121,32 @@ def test_export_has_the_lookup_table_of_preprocess(size, scripts, tmp_path):
     train(script, *ONE_EPOCH)
     served, expected = query("runs.predict_first_examples", tmp_path / "run")
     np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
+
+
+# The function is the first to use the table.
+SERVES_A_LOOKUP_TABLE = """
+@functools.cache
+def create_names():
+    with tf.init_scope():
+        return keras.layers.StringLookup(vocabulary=[str(i) for i in range(10)], invert=True)
+
+
+def create_serving_function(models, example):
+    names = create_names()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 1])])
+    def name(images):
+        return names(tf.argmax(models[0](images, training=False), axis=-1))
+
+    return name
+"""
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+def test_export_has_the_lookup_table_of_the_serving_function(size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, SERVES_A_LOOKUP_TABLE)
+    assert "export: " not in train(script, *ONE_EPOCH)
+    assert (tmp_path / "run" / "export" / "saved_model.pb").exists()
 
 
 @pytest.mark.long

@@ -595,10 +595,48 @@ def end_epoch(history):
         "fetch",
         ["returns a tensor of unknown shape", "tf.ensure_shape"],
     ),
+    "lookup-table-of-the-graph": (
+        """
+@functools.cache
+def create_lookup():
+    return keras.layers.StringLookup(vocabulary=[str(i) for i in range(10)], mask_token="")
+
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return images, create_lookup()(tf.strings.as_string(labels)) - 1
+""",
+        "preprocess",
+        ["@functools.cache, and there inside tf.init_scope()"],
+    ),
+    "model-that-is-built-late": (
+        """
+class Late(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(10)
+
+    def build(self, shape):
+        self.built = True
+
+    def call(self, inputs, training=False):
+        return self.dense(keras.ops.reshape(inputs, [-1, 64]))
+
+
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    with strategy.scope():
+        model = Late()
+        model.build([None, 8, 8, 1])
+        return model, Adam(1e-3)
+""",
+        "create_model_and_optimizer",
+        ["creates variables when it is called"],
+    ),
     "exception": (
         return_batch(before="images = tf.reshape(images, [-1, 7])"),
         "preprocess",
-        ["fails (train.py, line ", "reshape"],
+        ["fails (train.py, line ", "must be evenly divisible by 7"],
     ),
 }
 SHORT_MISTAKES = ("mean-in-the-loss", "slices-to-the-optimizer")
@@ -1090,6 +1128,27 @@ def compute_gradients(batch):
     return loss, tape.gradient(loss, model.trainable_variables)
 """
 
+# Keras's RandomCrop crops in training only: in evaluation, images have another size.
+CROPS = """
+class Cropping(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.crop = keras.layers.RandomCrop(6, 6)
+        self.resize = keras.layers.Resizing(6, 6)
+        self.dense = keras.layers.Dense(10)
+
+    def call(self, images, training=False):
+        images = self.crop(images, training=True) if training else self.resize(images)
+        return self.dense(keras.ops.reshape(images, [-1, 36]))
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        model = Cropping()
+        model(tf.zeros([1, 8, 8, 1]), training=True)
+        return model, Adam(1e-3)
+"""
+
 CORRECT = {
     "labels that compute_losses changes": (ONE_HOT, CONTRACT),
     "random numbers in evaluation": (MASKS, f"{CONTRACT} or {EVALUATION} or {EXPORT}"),
@@ -1103,6 +1162,7 @@ CORRECT = {
     "reads the log": (READS_THE_LOG, CONTRACT),
     "texts and a Lambda layer": (TEXTS, f"{CONTRACT} or {EXPORT}"),
     "a loss that starts later": (LATE_LOSS, CONTRACT),
+    "crops in the model": (CROPS, f"{CONTRACT} or {KILLED}"),
     "no loss object": (NO_LOSS_OBJECT, CONTRACT),
     "normalization of a replica's batch": (normalize(""), f"{CONTRACT} or {REPLICAS}"),
     "normalization and a generator": (DRAWING, CONTRACT),

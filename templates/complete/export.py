@@ -36,7 +36,8 @@ def export(folder, examples):
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
         path = part / ("model.keras" if number == 1 else f"model_{number}.keras")
-        with report_export_errors(path.name), tf.device("CPU:0"):
+        form = f"{path.name}, for which your own classes must be registered in Keras"
+        with report_export_errors(form), tf.device("CPU:0"):
             each.save(path)
             keras.saving.load_model(path, compile=False)
     part.rename(folder)

@@ -88,6 +88,7 @@ def shorten(error):
     """Return the first lines of an exception's message. TensorFlow's may have pages."""
     values = r"<tf\.Tensor.*?>|tf\.Tensor\(.*?\)|\[\[.*\]\]"
     text = re.sub(values, "a tensor", str(error), flags=re.DOTALL)
+    text = re.sub(r'in user code:|^ *File ".*\n.*$', "", text, flags=re.MULTILINE)  # AutoGraph's
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and "traceback" not in line]
     return " ".join(lines[:3])[:500]
@@ -194,9 +195,10 @@ def has_training_argument(layer):
 
 
 def disable_randomness(models):
-    """Make random layers behave as in evaluation."""
+    """Make random layers behave as in evaluation, except RandomCrop, which would not crop then."""
     for layer in find_layers(models):
-        if is_random(layer) and has_training_argument(layer):
+        is_crop = isinstance(layer, keras.layers.RandomCrop)
+        if is_random(layer) and has_training_argument(layer) and not is_crop:
             layer.call = call_as_in_evaluation(layer.call)
 
 
@@ -438,8 +440,8 @@ def check_fetch():
 def check_preprocess():
     """Check `preprocess` in training and in evaluation, up to the first problem."""
     checks = (
+        check_ranks,  # first, because a lookup table must not be created in the graph
         check_parts,
-        check_ranks,
         check_shapes,
         check_weights,
         check_seeds,
@@ -556,7 +558,7 @@ def check_model():
         return
     models, optimizers = map(tf.nest.flatten, created)
     if not all(model.built for model in models):
-        yield "returns a model that isn't built; add keras.Input, or call build() or the model"
+        yield "returns a model that isn't built; add keras.Input, or call the model"
         return
     yield from check_scope("the model", models)
     optimizers = [optimizer for optimizer in optimizers if optimizer]
@@ -616,6 +618,12 @@ def check_settings(optimizers):
 
 def check_predictions():
     batch = create_training_state()
+    if creates_variables(train.model, batch):
+        yield (
+            "the model creates variables when it is called, which is too late in a traced step; "
+            "call it in the hook, inside the scope"
+        )
+        return
     if not is_plain_model(batch):
         return
     features, _, _ = batch
@@ -634,6 +642,17 @@ def check_predictions():
             "so a killed run can't resume bit-identical; in a layer, use keras.random with a "
             "keras.random.SeedGenerator of the layer"
         )
+
+
+def creates_variables(model, batch):
+    """Return whether a model has more variables after a call, as after `build` of a subclass."""
+    if not isinstance(model, keras.Model):
+        return False
+    count = len(model.variables)
+    features, _, _ = batch
+    with contextlib.suppress(Exception):  # the other checks report it
+        model(features, training=False)
+    return len(model.variables) > count
 
 
 def depends_on_batch(features, training):
@@ -998,7 +1017,11 @@ def check_slices():
         if optimizer:
             optimizer.build(model.trainable_variables)
             record_slices(optimizer, paths)
+    # {% if cookiecutter.distribution == "parameter_server" %}
     train.train_step(batch)
+    # {% else %}
+    tf.function(train.train_step)(batch)  # in a graph, as in a run
+    # {% endif %}
     if paths:
         yield (
             f"an optimizer gets the gradients of {', '.join(paths)} as tf.IndexedSlices. Keras's "
@@ -1043,14 +1066,14 @@ def check_serving_function():
     example = next(iter(fetch_batches(read_examples(2).batch(1))))
     archive = keras.export.ExportArchive()
     try:
+        archive.add_endpoint("serve", train.create_serving_function(models, example))
         for each in gc.get_objects():
             if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
                 archive.track(each)
-        archive.add_endpoint("serve", train.create_serving_function(models, example))
         with tempfile.TemporaryDirectory() as folder:
             archive.write_out(folder, verbose=False)
     except Exception as error:  # others are found by the test of the export
-        if "untracked" in str(error):
+        if re.search("untracked|not reachable from root", str(error)):
             yield (
                 "uses a lookup table or another resource that can't be exported, because it was "
                 "created in the function; create it once, such as in a function with "
@@ -1236,4 +1259,9 @@ def report_exception(error, hook, report):
     reason = f"{type(error).__name__}: {shorten(error)}"
     if "values to unpack" in reason:
         reason += "; the batch of a step is always (features, labels, sample_weight)"
+    if "Symbolic" in reason or "out of scope" in reason:
+        reason += (
+            "; create a lookup table once, in a function with @functools.cache, and there inside "
+            "tf.init_scope()"
+        )
     report[name or hook] = [f"fails{place}: {reason}"]

@@ -1,4 +1,4 @@
-"""The names of the hooks and steps of train.py, and which of them a traceback ends in."""
+"""What the tests and their processes share: names of hooks and steps, and how they are printed."""
 
 import re
 
@@ -17,6 +17,7 @@ HOOKS = (
     "create_serving_function",
     "train_step",
 )
+RESULT = "result: "  # begins the line in which train_runs.py prints what a function returns
 STEPS = ("update_metrics", "compute_gradients", "evaluation_step")  # checked with train_step
 
 

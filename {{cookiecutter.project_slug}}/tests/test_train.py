@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hook_names import HOOKS, find_hook
+from hook_names import HOOKS, RESULT, find_hook
 
 PROJECT = Path(__file__).resolve().parents[1]
 TIMEOUT = 900  # seconds, for any one process
@@ -37,6 +37,7 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
   outside strategy.scope(); random numbers that replicas can't share: keras.random.categorical,
   binomial, gamma, beta, truncated_normal, shuffle, or numbers for a tensor whose first dimension is
   not the batch
+- create_model_and_optimizer: an initializer that is created outside of it, before --seed is set
 - create_metrics: a metric that is not a sum or a mean over examples, or outside strategy.scope()
 - create_datasets, fetch, preprocess: random numbers that don't come from `seeds`"""
 ROUNDING_SHOWS = """The cause is rounding: on 1 replica, initial weights that differ by rounding
@@ -50,7 +51,8 @@ RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: random numbers that don't come from `seeds`
 - create_datasets: examples, or an order of them, that differ between processes
 - adapt: a result that differs between processes, such as the order of a set
-- create_model_and_optimizer: a layer that keeps state outside its variables
+- create_model_and_optimizer: a layer that keeps state outside its variables; an initializer that
+  is created outside of the hook, before --seed is set
 - end_epoch: what it changes depends on more than `history`"""
 EVALUATION_CAUSES = """Possible causes:
 - evaluation_step, update_metrics: sample_weight is not used, which is 0 for the examples that fill
@@ -454,7 +456,8 @@ def describe_end(output):
 def ask(function, *arguments):
     """Return what a function of train_runs.py returns in a process of its own."""
     output = finish(start(function, *arguments))
-    return json.loads(output.splitlines()[-1])
+    results = [line for line in output.splitlines() if line.startswith(RESULT)]
+    return json.loads(results[-1].removeprefix(RESULT))
 
 
 def ask_about(run, function):

@@ -1,6 +1,6 @@
 """Runs of train.py, and checks of what they have written.
 
-test_train.py calls each function in a process of its own, and reads the last line of its output:
+test_train.py calls each function in a process of its own, and reads the result in its output:
 
     PYTHONPATH=. python tests/train_runs.py FUNCTION ARGUMENTS
 """
@@ -20,6 +20,7 @@ from hook_checks import (
     set_globals,
     unpack,
 )
+from hook_names import RESULT
 
 import train
 from train import keras, np, tf  # train.py imports them without TensorFlow's messages
@@ -346,4 +347,4 @@ if __name__ == "__main__":
     train.config.last_step = 20
     function, *arguments = sys.argv[1:]
     result = json.dumps(FUNCTIONS[function](*arguments))
-    print(f"\n{result}")  # a hook may have printed a part of a line
+    print(f"\n{RESULT}{result}")  # a hook may have printed a part of a line

@@ -261,7 +261,8 @@ def preprocess(batch, seeds, training):
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
     function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
-    once, in a function with @functools.cache: then it is exported, too.
+    once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
+    tf.data, it would be lost.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -277,7 +278,8 @@ def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
     A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
-    inside `strategy.scope()`, which places them on the devices.
+    inside `strategy.scope()`, which places them on the devices. Create initializers here, too:
+    --seed has no effect on those that exist before.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -1865,7 +1867,8 @@ def export(folder, examples):
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
         path = part / ("model.keras" if number == 1 else f"model_{number}.keras")
-        with report_export_errors(path.name), tf.device("CPU:0"):
+        form = f"{path.name}, for which your own classes must be registered in Keras"
+        with report_export_errors(form), tf.device("CPU:0"):
             each.save(path)
             keras.saving.load_model(path, compile=False)
     part.rename(folder)

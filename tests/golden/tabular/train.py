@@ -193,7 +193,8 @@ def preprocess(batch, seeds, training):
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
     function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
-    once, in a function with @functools.cache: then it is exported, too.
+    once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
+    tf.data, it would be lost.
     """
     # TODO(you): parse, add noise. For an operation on single examples use tf.map_fn:
     #     features, targets = batch
@@ -207,7 +208,8 @@ def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
     A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
-    inside `strategy.scope()`, which places them on the devices.
+    inside `strategy.scope()`, which places them on the devices. Create initializers here, too:
+    --seed has no effect on those that exist before.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -1144,12 +1146,12 @@ def export(folder, examples):
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
+    archive.add_endpoint("serve", create_serving_function(copies, example))
     # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.
     # `isinstance` would raise an error for a weak proxy of an object that is gone.
     for each in gc.get_objects():
         if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
             archive.track(each)
-    archive.add_endpoint("serve", create_serving_function(copies, example))
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
     archive.write_out(part, verbose=False)
