@@ -106,12 +106,14 @@ def draw(axis, title, results):
 
     Contenders that failed, skipped rounds or are slow have no bar.
     """
-    clocks = {name: result["clock"] for name, result in results.items() if not result["fails"]}
-    peers = [name for name in clocks if is_peer(name)]
+    measured = {name: result["clock"] for name, result in results.items() if result["clock"]}
+    clocks = {name: clock for name, clock in measured.items() if not results[name]["fails"]}
+    # If all peers have skipped rounds, the fastest one in the first round.
+    peers = list(filter(is_peer, clocks)) or list(filter(is_peer, measured))
     reference = next(iter(clocks.values()))  # as in the tables
-    best = max(peers, key=lambda name: compute_speed(clocks[name], reference))
+    best = max(peers, key=lambda name: compute_speed(measured[name], reference))
     for name, seconds in reversed(clocks.items()):
-        speed = compute_speed(seconds, clocks[best])
+        speed = compute_speed(seconds, measured[best])
         if speed > SLOWEST_BAR:
             bar = axis.barh(name, speed, color=choose_color(name))
             axis.bar_label(bar, fmt="%.2f", padding=3, fontsize=8)
