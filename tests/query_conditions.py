@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import socket
 
 from tf_queries import load_script
 
@@ -133,3 +134,18 @@ def find_lowest_scores(path, losses):
         answers.append(script.is_lowest_score({"loss": loss}))
         script.state.history.append({"loss": loss})
     return answers
+
+
+def connect_to_listener(path, addresses):
+    """Return to which addresses of this machine the chief's port can be connected."""
+    script = load_script(path)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    reached = []
+    with script.listen_at(port):
+        for address in addresses:
+            with contextlib.suppress(OSError):
+                socket.create_connection((address, port), timeout=5).close()
+                reached.append(address)
+    return reached

@@ -1,5 +1,7 @@
 """The conditions that decide what happens between loops, each called on its own."""
 
+import socket
+
 import pytest
 from running import query
 
@@ -160,3 +162,9 @@ def test_unknown_error_of_a_hook_has_a_traceback(size, scripts):
     code, errors = query("conditions.explain_graph_error", scripts[size], "UnknownError", text)
     assert code == 1
     assert text in errors
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_chief_listens_on_both_kinds_of_addresses(complete_script):
+    addresses = ["127.0.0.1", "::1"]
+    assert query("conditions.connect_to_listener", complete_script, addresses) == addresses

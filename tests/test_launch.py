@@ -1,6 +1,6 @@
 """launch/local.py: start, stop and restart several workers on this machine.
 
-All tests but the last use a train.py of a few lines: the launcher doesn't depend on TensorFlow.
+All tests but the last two use a train.py of a few lines: the launcher doesn't depend on TensorFlow.
 """
 
 import ast
@@ -776,3 +776,19 @@ def test_run_with_a_killed_worker_is_bit_identical(render, train_once, tmp_path)
     expected = train_once(*FLAGS, "--replicas", "2")
     assert read_numbers(run_dir) == read_numbers(expected)
     assert_same_checkpoints(run_dir, expected)
+
+
+@pytest.mark.long
+def test_workers_connect_past_a_proxy(render, tmp_path):
+    # TensorFlow would ask this proxy, which doesn't exist, for the other worker.
+    process = subprocess.Popen(
+        [sys.executable, "launch/local.py", "--workers", "2", "--", "--epochs", "1"],
+        cwd=render(tmp_path),
+        env=environment(http_proxy="http://127.0.0.1:9"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    code, output, errors = finish(process)
+    assert (code, errors) == (0, ""), output
+    assert "[worker 0] written to run: " in output

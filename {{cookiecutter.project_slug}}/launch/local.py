@@ -321,9 +321,10 @@ class Cluster:
         # {% endif %}
         if not all(task.was_interrupted() for task in self.failures):
             return GRACE_SECONDS
-        if self.failures and not stop_requests:
-            return SAVING_SECONDS
-        return math.inf  # a second Ctrl-C ends them
+        have_saved = all(task.process.returncode == INTERRUPTED for task in self.failures)
+        if not self.failures or (stop_requests and have_saved):
+            return math.inf  # a second Ctrl-C ends them
+        return SAVING_SECONDS
 
 
 def check_minimum(flag, value, minimum):
