@@ -132,13 +132,26 @@ def test_job_file_passes_shellcheck(distribution, create_project):
     subprocess.run(["shellcheck", "launch/slurm.sbatch"], cwd=project, check=True)
 
 
+def test_job_without_tasks_per_node_is_rejected(create_project):
+    finished = subprocess.run(
+        ["bash", "launch/slurm.sbatch"],
+        cwd=create_project(),
+        env=environment(SLURM_JOB_ID="1", SLURM_JOB_NODELIST="a"),
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 2
+    assert "SLURM_NTASKS_PER_NODE is not set; use --ntasks-per-node" in finished.stderr
+
+
 @pytest.mark.long
 @needs_slurm
 def test_two_jobs_at_once_are_bit_identical_to_replicas(create_project, slurm, train_once):
     project = create_project(script="complete")
     slurm.run("sbatch", "--test-only", project / "launch" / "slurm.sbatch")
     jobs = {}
-    for name, options in {"run-a": (), "run-b": ONE_NODE}.items():
+    # Tasks of the second job get none of the job's variables from Slurm but PATH.
+    for name, options in {"run-a": (), "run-b": (*ONE_NODE, "--export=PATH")}.items():
         jobs[name] = submit(
             slurm,
             project,
