@@ -50,7 +50,7 @@ def bounded(kind, above=0, below=2**31):
 # {% if is_complete %}
 def two_steps(text):
     """Return the two steps of a text such as "100,120"."""
-    with contextlib.suppress(ValueError):  # `int`, or another number of steps
+    with contextlib.suppress(ValueError):  # from `int`, or if there are not two steps
         first, last = map(int, text.split(","))
         if 0 < first <= last:
             return first, last

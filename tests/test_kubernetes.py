@@ -418,6 +418,17 @@ def test_lines_that_users_change_are_marked(manifest):
         assert word in line.split("# TODO(you)")[0]
 
 
+@pytest.mark.parametrize("distribution", ["synchronous", "parameter_server"])
+def test_arguments_are_flags_of_the_script(distribution, render, tmp_path):
+    answers = {"script": "complete", "cluster": "kubernetes", "distribution": distribution}
+    project = render(tmp_path, **answers)
+    text = (project / "launch" / "kubernetes.yaml").read_text("utf-8")
+    flags = re.findall(r"(?m)^ +- --([a-z-]+)=", text)
+    script = (project / "train.py").read_text("utf-8")
+    assert flags
+    assert all(f"    {flag.replace('-', '_')}: " in script for flag in flags), flags
+
+
 MUTANTS = [
     # What the schemas mind.
     ("2.spec.podFailurePolicys", {}),

@@ -11,7 +11,9 @@ def get_variables():
 
 @tf.function
 def copy_variables():
-    """Return the chief's values in host memory, and whether a worker's are finite, [] bool.
+    """Return the values of all variables in host memory, and whether all are finite, [] bool.
+
+    Workers other than the chief get no values.
 
     On a CPU the copy is cheap: the buffers are shared until the next step writes to them.
     """

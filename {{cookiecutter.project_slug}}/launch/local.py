@@ -319,10 +319,12 @@ class Cluster:
         if not chief.watcher.is_alive():  # the chief asks the other tasks to exit before it ends
             return GRACE_SECONDS
         # {% endif %}
+        if not self.failures:
+            return math.inf
         if not all(task.was_interrupted() for task in self.failures):
             return GRACE_SECONDS
         have_saved = all(task.process.returncode == INTERRUPTED for task in self.failures)
-        if not self.failures or (stop_requests and have_saved):
+        if stop_requests and have_saved:
             return math.inf  # a second Ctrl-C ends them
         return SAVING_SECONDS
 

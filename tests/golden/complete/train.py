@@ -113,7 +113,7 @@ def bounded(kind, above=0, below=2**31):
 
 def two_steps(text):
     """Return the two steps of a text such as "100,120"."""
-    with contextlib.suppress(ValueError):  # `int`, or another number of steps
+    with contextlib.suppress(ValueError):  # from `int`, or if there are not two steps
         first, last = map(int, text.split(","))
         if 0 < first <= last:
             return first, last
@@ -1284,7 +1284,9 @@ def get_variables():
 
 @tf.function
 def copy_variables():
-    """Return the chief's values in host memory, and whether a worker's are finite, [] bool.
+    """Return the values of all variables in host memory, and whether all are finite, [] bool.
+
+    Workers other than the chief get no values.
 
     On a CPU the copy is cheap: the buffers are shared until the next step writes to them.
     """
