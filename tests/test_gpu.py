@@ -49,6 +49,14 @@ GPU = {
 # By default, a GPU computes products in TF32, whose mantissa has 10 bits.
 FLOAT32 = {**GPU, "NVIDIA_TF32_OVERRIDE": "0"}
 ROUNDING = {"rel": 2e-3, "abs": 2e-3}
+# Two logical GPUs are parts of the one GPU. NCCL needs two real ones, so TensorFlow sums otherwise.
+TWO_LOGICAL_GPUS = """
+def choose_strategy():
+    [gpu] = tf.config.list_physical_devices("GPU")
+    part = tf.config.LogicalDeviceConfiguration(memory_limit=4096)  # MiB
+    tf.config.set_logical_device_configuration(gpu, [part, part])
+    return "mirrored"
+"""
 
 train_on_gpu = functools.partial(train, begin=start, env=environment(**GPU))
 train_in_float32 = functools.partial(train, begin=start, env=environment(**FLOAT32))
@@ -163,6 +171,20 @@ def test_accumulation_on_a_gpu_equals_the_whole_batch(complete_script, tmp_path)
         train_in_float32(script, *flags, "--run-dir", f"parts-{parts}")
     lines, expected = (read_split(tmp_path / f"parts-{parts}", "train") for parts in (4, 1))
     assert_close(lines, expected, **ROUNDING)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("size", SIZES)
+def test_two_logical_gpus_equal_one(size, task, render, tmp_path):
+    project = render(tmp_path, task=task, script=size)
+    [alone] = write_copies(project / "train.py", [project / "alone"], SMALL_DATA[task])
+    two = write_variant(project / "train.py", project, SMALL_DATA[task], TWO_LOGICAL_GPUS)
+    flags = ("--epochs", "2")
+    train_in_float32(alone, *flags)
+    output = train_in_float32(two, *flags)
+    assert "mirrored on 2 × GPU" in output.splitlines()[0]
+    lines = read_split(project / "run", "train")
+    assert_close(lines, read_split(alone.parent / "run", "train"), **ROUNDING)
 
 
 # --------------------------------------------------------------------------------------------------
