@@ -37,7 +37,8 @@ PLACES = {
     "gpu": "one GPU",
     "gpu_bfloat16": "one GPU, mixed_bfloat16",
 }
-CPU_PLACES = ("one", "replicas", "workers")  # the default
+SEVERAL_REPLICAS = ("replicas", "workers")
+CPU_PLACES = ("one", *SEVERAL_REPLICAS)  # the default
 SMALL_JOBS = ("digits", "dense")  # measured at all places
 SOURCES = ("arrays", "tf.data")
 STEPS_PER_EXECUTION = (1, 100)
@@ -62,7 +63,7 @@ def list_measurements(jobs, places):
     """Return all measurements of the jobs and places that the command line selects."""
     measurements = []
     for job, place in itertools.product(jobs, places):
-        if place not in ("replicas", "workers") or job in SMALL_JOBS:
+        if place not in SEVERAL_REPLICAS or job in SMALL_JOBS:
             title = f"{job}, {PLACES[place]}"
             kinds = list_scripts(place) | list_peers(job, place)
             measurements.append(Measurement(title, job, kinds, place))
@@ -89,7 +90,7 @@ def list_sizes(kind, *arguments, name="train.py"):
 def list_scripts(place):
     """Return both sizes of the script and, on one device, both compiled by XLA."""
     kinds = list_sizes("train.py")
-    if place not in ("replicas", "workers"):
+    if place not in SEVERAL_REPLICAS:
         kinds |= list_sizes("train.py", "--jit-compile", name="train.py, XLA")
     return kinds
 
@@ -144,13 +145,18 @@ def compare_saving(job):
 
 
 def compare_random_numbers(places):
-    """Return measurements of what a replica's own part of the random numbers costs."""
+    """Return measurements of what a replica's own part of the random numbers costs.
+
+    A single replica draws all of them, at no cost.
+    """
     kinds = {
         "train.py": (ESSENTIAL, "train.py"),
         "without": (ESSENTIAL, "same numbers"),
     }
     measurements = []
-    for place in places:
+    for place in SEVERAL_REPLICAS:
+        if place not in places:
+            continue
         title = f"bert: random numbers of each replica, {PLACES[place]}"
         measurements.append(Measurement(title, "bert", kinds, place))
     return measurements

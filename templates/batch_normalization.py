@@ -6,7 +6,7 @@ def check_batch_normalization(layer):
             f"--accumulation-steps {config.accumulation_steps}: BatchNormalization "
             f"{layer.name!r} would see parts of a batch; use 1"
         )
-    if config.jit_compile and config.replicas > 1:
+    if config.jit_compile:
         raise WrongInput(
             f"--jit-compile: XLA can't sum BatchNormalization {layer.name!r} over "
             f"{config.replicas} replicas; use --no-jit-compile"
@@ -27,7 +27,7 @@ def synchronize_batch_normalization():
                 # {% if cookiecutter.__size == "complete" %}
                 check_batch_normalization(layer)
                 # {% endif %}
-                layer.synchronized = config.replicas > 1
-                count += layer.synchronized
+                layer.synchronized = True
+                count += 1
     if count:
         print_status(f"BatchNormalization layers synchronized over replicas: {count}")

@@ -91,7 +91,7 @@ class Config:
     # {% endif %}
     # {% if is_synchronous %}
     jit_compile: bool = flag(
-        False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
+        False, "compile gradients with XLA; try it on GPUs", action=argparse.BooleanOptionalAction
     )
     # {% endif %}
     # {% if is_complete %}

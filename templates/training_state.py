@@ -19,8 +19,9 @@ def create_training_state():
     # {% endif %}
     model, optimizer = create_model_and_optimizer(strategy)
     # {% if cookiecutter.__size != "parameter_server" %}
-    synchronize_batch_normalization()
-    share_random_numbers()
+    if config.replicas > 1:
+        synchronize_batch_normalization()
+        share_random_numbers()
     # {% endif %}
     with strategy.scope():
         # {% if cookiecutter.__schedule and cookiecutter.__size != "parameter_server" %}

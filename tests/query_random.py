@@ -1,10 +1,12 @@
 """Random numbers that replicas draw. See tf_queries.py."""
 
+import collections
 import types
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 from tf_queries import begin, load_script
 
 BATCH = 24  # examples, on all replicas
@@ -168,8 +170,9 @@ def draw(path, replicas, dtype, is_compiled):
 
 def draw_as_keras(path, dtype):
     """Return the numbers of each distribution without a strategy and without the script."""
+    numbers = draw_each(BATCH, dtype)
     strategy = tf.distribute.get_strategy()
-    return join_replicas(strategy, draw_each(BATCH, dtype))
+    return join_replicas(strategy, numbers)
 
 
 def find_counters(path, replicas, shape):
@@ -217,3 +220,26 @@ def draw_with_traced_replicas(path):
 
     found = [draw(tf.constant(replica)) for replica in range(2)]
     return bool(np.array_equal(np.concatenate(found), expected))
+
+
+# --------------------------------------------------------------------------------------------------
+# The cost
+# --------------------------------------------------------------------------------------------------
+
+
+def count_operations(path, replicas):
+    """Return how often each operation comes in the graph of the training steps that runs."""
+    script = begin(path, "--replicas", replicas)
+    datasets = script.load_datasets()
+    script.adapted.update(script.adapt(script.create_datasets()[0]))
+    script.create_training_state()
+    iterator, _ = script.create_input(*datasets["train"], training=True)
+    context = eager_context.context()
+    context.enable_graph_collection()
+    script.run_steps(script.distributed_train_step, iterator, tf.constant(1))
+    # Grappler has simplified these graphs.
+    counts = collections.Counter()
+    for graph in context.export_run_metadata().partition_graphs:
+        for node in graph.node:
+            counts[node.op] += 1
+    return counts

@@ -177,14 +177,18 @@ def test_accumulation_on_a_gpu_equals_the_whole_batch(complete_script, tmp_path)
 @pytest.mark.parametrize("size", SIZES)
 def test_two_logical_gpus_equal_one(size, task, render, tmp_path):
     project = render(tmp_path, task=task, script=size)
-    [alone] = write_copies(project / "train.py", [project / "alone"], SMALL_DATA[task])
-    two = write_variant(project / "train.py", project, SMALL_DATA[task], TWO_LOGICAL_GPUS)
+    script = project / "train.py"
+    data = SMALL_DATA[task]
     flags = ("--epochs", "2")
+    alone = write_variant(script, tmp_path, data)
     train_in_float32(alone, *flags)
+    two = write_variant(script, project, data, TWO_LOGICAL_GPUS)
     output = train_in_float32(two, *flags)
-    assert "mirrored on 2 × GPU" in output.splitlines()[0]
+    first_line, *_ = output.splitlines()
+    assert "mirrored on 2 × GPU" in first_line
     lines = read_split(project / "run", "train")
-    assert_close(lines, read_split(alone.parent / "run", "train"), **ROUNDING)
+    expected = read_split(tmp_path / "run", "train")
+    assert_close(lines, expected, **ROUNDING)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -93,3 +93,26 @@ def test_replicas_share_numbers_without_a_batch(essential_script):
     # 5 rows are no multiple of a replica's 12 examples.
     counters = query("random.find_counters", essential_script, 2, [5, 7])
     assert counters == [[0, 35 + 3], [0, 35 + 3]]
+
+
+@pytest.fixture
+def text_script(task_scripts):
+    return task_scripts["text_classification"]["essential"]
+
+
+def count_operations(script, replicas):
+    operations = query("random.count_operations", script, replicas)
+    assert operations["StatelessRandomGetKeyCounter"] == 8 * replicas  # BERT's dropouts
+    return operations
+
+
+def test_one_replica_has_no_operations_for_its_part(text_script):
+    assert "Slice" not in count_operations(text_script, 1)
+
+
+def test_graph_has_computed_where_a_part_begins(text_script):
+    # On GPUs, integers that are computed in each step are copied to the host.
+    operations = count_operations(text_script, 2)
+    assert operations["Slice"] == operations["StatelessRandomGetKeyCounter"]
+    assert operations["FloorMod"] == operations["StatelessRandomGetKeyCounter"]  # Keras's own
+    assert "Prod" not in operations

@@ -8,6 +8,7 @@ answer, as JSON.
 import importlib
 import importlib.util
 import json
+import os
 import sys
 
 
@@ -54,6 +55,10 @@ def local_values(script, variable):
 
 def main():
     question, arguments = sys.argv[1:]
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        # NVIDIA's libraries read the variable when they are loaded, which may be too early.
+        tensorflow = importlib.import_module("tensorflow")
+        tensorflow.config.experimental.enable_tensor_float_32_execution(False)
     topic, name = question.split(".")
     function = getattr(importlib.import_module(f"query_{topic}"), name)
     print(json.dumps(function(*json.loads(arguments))))

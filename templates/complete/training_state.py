@@ -10,7 +10,9 @@ def create_training_state(datasets, checkpoint):
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
-    synchronize_batch_normalization()
+    if config.replicas * config.accumulation_steps > 1:
+        synchronize_batch_normalization()
+        share_random_numbers()
     if is_new_run and config.init_checkpoint:
         load_initial_weights(config.init_checkpoint)
     if is_new_run and config.worker_index == 0:
@@ -24,7 +26,6 @@ def create_training_state(datasets, checkpoint):
             if its_optimizer:
                 its_optimizer.build(each.trainable_variables)
         gradient_norm = keras.metrics.Mean(name="gradient_norm")
-    share_random_numbers()
     wrap_compute_gradients()
 
 

@@ -5,10 +5,11 @@ def create_datasets():
     from sklearn.datasets import load_diabetes
 
     features, targets = map(np.float32, load_diabetes(return_X_y=True, scaled=False))
-    targets = targets[:, None]
     order = np.random.default_rng(0).permutation(len(features))  # doesn't depend on --seed
-    splits = np.split(order, [310, 376])  # 70 %, 15 %, 15 %
-    return [tf.data.Dataset.from_tensor_slices((features[i], targets[i])) for i in splits]
+    parts = np.split(order, [310, 376])  # 70 %, 15 %, 15 %
+    return [
+        tf.data.Dataset.from_tensor_slices((features[part], targets[part, None])) for part in parts
+    ]
 
 
 def adapt(train):

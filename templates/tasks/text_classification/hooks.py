@@ -78,7 +78,10 @@ def preprocess(batch, seeds, training):
         preprocessor = create_preprocessor()
     features = preprocessor(x=texts)  # by name: a pair of texts would be taken for (x, y)
     # The mask is bool, but all inputs of the model and its export are int32.
-    return {name: tf.cast(values, tf.int32) for name, values in features.items()}, labels
+    features = {name: tf.cast(values, tf.int32) for name, values in features.items()}
+    # The preprocessor's shapes lack the batch size. With it, graphs are simpler and faster.
+    shape = [seeds.shape[0], SEQUENCE_LENGTH]
+    return {name: tf.ensure_shape(values, shape) for name, values in features.items()}, labels
 
 
 def create_model_and_optimizer(strategy):

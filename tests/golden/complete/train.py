@@ -150,7 +150,7 @@ class Config:
         False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
     jit_compile: bool = flag(
-        False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
+        False, "compile gradients with XLA; try it on GPUs", action=argparse.BooleanOptionalAction
     )
     precision: str = flag(
         "float32", "dtype policy", choices=["float32", "mixed_bfloat16", "mixed_float16"]
@@ -262,7 +262,8 @@ def preprocess(batch, seeds, training):
     function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
-    tf.data, it would be lost.
+    tf.data, it would be lost. If a result's static batch size is None, set it by tf.ensure_shape:
+    the graph of a step gets smaller.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -1506,7 +1507,7 @@ def check_batch_normalization(layer):
             f"--accumulation-steps {config.accumulation_steps}: BatchNormalization "
             f"{layer.name!r} would see parts of a batch; use 1"
         )
-    if config.jit_compile and config.replicas > 1:
+    if config.jit_compile:
         raise WrongInput(
             f"--jit-compile: XLA can't sum BatchNormalization {layer.name!r} over "
             f"{config.replicas} replicas; use --no-jit-compile"
@@ -1524,8 +1525,8 @@ def synchronize_batch_normalization():
         for layer in each._flatten_layers():  # Keras has no public way to list nested layers
             if isinstance(layer, keras.layers.BatchNormalization):
                 check_batch_normalization(layer)
-                layer.synchronized = config.replicas > 1
-                count += layer.synchronized
+                layer.synchronized = True
+                count += 1
     if count:
         print_status(f"BatchNormalization layers synchronized over replicas: {count}")
 
@@ -1899,7 +1900,9 @@ def create_training_state(datasets, checkpoint):
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
-    synchronize_batch_normalization()
+    if config.replicas * config.accumulation_steps > 1:
+        synchronize_batch_normalization()
+        share_random_numbers()
     if is_new_run and config.init_checkpoint:
         load_initial_weights(config.init_checkpoint)
     if is_new_run and config.worker_index == 0:
@@ -1913,7 +1916,6 @@ def create_training_state(datasets, checkpoint):
             if its_optimizer:
                 its_optimizer.build(each.trainable_variables)
         gradient_norm = keras.metrics.Mean(name="gradient_norm")
-    share_random_numbers()
     wrap_compute_gradients()
 
 

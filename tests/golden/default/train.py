@@ -119,7 +119,7 @@ class Config:
         False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
     jit_compile: bool = flag(
-        False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
+        False, "compile gradients with XLA; try it on GPUs", action=argparse.BooleanOptionalAction
     )
 
     # Set at startup:
@@ -194,7 +194,8 @@ def preprocess(batch, seeds, training):
     function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
-    tf.data, it would be lost.
+    tf.data, it would be lost. If a result's static batch size is None, set it by tf.ensure_shape:
+    the graph of a step gets smaller.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -973,8 +974,8 @@ def synchronize_batch_normalization():
     for each in tf.nest.flatten(model):
         for layer in each._flatten_layers():  # Keras has no public way to list nested layers
             if isinstance(layer, keras.layers.BatchNormalization):
-                layer.synchronized = config.replicas > 1
-                count += layer.synchronized
+                layer.synchronized = True
+                count += 1
     if count:
         print_status(f"BatchNormalization layers synchronized over replicas: {count}")
 
@@ -1172,8 +1173,9 @@ def create_training_state():
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
-    synchronize_batch_normalization()
-    share_random_numbers()
+    if config.replicas > 1:
+        synchronize_batch_normalization()
+        share_random_numbers()
     with strategy.scope():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             if its_optimizer:

@@ -190,7 +190,8 @@ def preprocess(batch, seeds, training):
     function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
-    tf.data, it would be lost.
+    tf.data, it would be lost. If a result's static batch size is None, set it by tf.ensure_shape:
+    the graph of a step gets smaller.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch

@@ -119,7 +119,7 @@ class Config:
         False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
     jit_compile: bool = flag(
-        False, "compile the gradients with XLA", action=argparse.BooleanOptionalAction
+        False, "compile gradients with XLA; try it on GPUs", action=argparse.BooleanOptionalAction
     )
 
     # Set at startup:
@@ -159,10 +159,11 @@ def create_datasets():
     from sklearn.datasets import load_diabetes
 
     features, targets = map(np.float32, load_diabetes(return_X_y=True, scaled=False))
-    targets = targets[:, None]
     order = np.random.default_rng(0).permutation(len(features))  # doesn't depend on --seed
-    splits = np.split(order, [310, 376])  # 70 %, 15 %, 15 %
-    return [tf.data.Dataset.from_tensor_slices((features[i], targets[i])) for i in splits]
+    parts = np.split(order, [310, 376])  # 70 %, 15 %, 15 %
+    return [
+        tf.data.Dataset.from_tensor_slices((features[part], targets[part, None])) for part in parts
+    ]
 
 
 def adapt(train):
@@ -194,7 +195,8 @@ def preprocess(batch, seeds, training):
     function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
-    tf.data, it would be lost.
+    tf.data, it would be lost. If a result's static batch size is None, set it by tf.ensure_shape:
+    the graph of a step gets smaller.
     """
     # TODO(you): parse, add noise. For an operation on single examples use tf.map_fn:
     #     features, targets = batch
@@ -971,8 +973,8 @@ def synchronize_batch_normalization():
     for each in tf.nest.flatten(model):
         for layer in each._flatten_layers():  # Keras has no public way to list nested layers
             if isinstance(layer, keras.layers.BatchNormalization):
-                layer.synchronized = config.replicas > 1
-                count += layer.synchronized
+                layer.synchronized = True
+                count += 1
     if count:
         print_status(f"BatchNormalization layers synchronized over replicas: {count}")
 
@@ -1170,8 +1172,9 @@ def create_training_state():
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
-    synchronize_batch_normalization()
-    share_random_numbers()
+    if config.replicas > 1:
+        synchronize_batch_normalization()
+        share_random_numbers()
     with strategy.scope():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             if its_optimizer:
