@@ -23,16 +23,22 @@ def create_checkpoints():
 @tf.function
 def sum_variables():
     """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
+    # {% if cookiecutter.__size == "parameter_server" %}
     variables = list_variables((model, optimizer))
     floats = [variable.value for variable in variables if "float" in variable.dtype]
-    # {% if cookiecutter.__size == "parameter_server" %}
     sums = []
     for value in floats:
         with tf.device(value.device):  # sums are sent over the network, not weights
             sums.append(tf.cast(tf.reduce_sum(value), tf.float64))
     return tf.add_n(sums)
     # {% else %}
-    return tf.add_n([tf.cast(tf.reduce_sum(value), tf.float64) for value in floats])
+    return tf.add_n(
+        [
+            tf.cast(tf.reduce_sum(variable.value), tf.float64)
+            for variable in list_variables((model, optimizer))
+            if "float" in variable.dtype
+        ]
+    )
     # {% endif %}
 
 
@@ -71,10 +77,9 @@ def list_checkpoints(kind):
     tf.train.latest_checkpoint reads TensorFlow's list of checkpoints. A kill may leave the list
     older than the files, and without the list it finds nothing.
     """
-    paths = run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
-        for path in paths
+        for path in run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
         if path.read_bytes().endswith(END_OF_INDEX)
     )
 

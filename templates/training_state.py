@@ -32,6 +32,10 @@ def create_training_state():
                 # {% if cookiecutter.__schedule %}
                 set_schedule(its_optimizer)
                 # {% endif %}
+                # {% if cookiecutter.__size != "parameter_server" %}
+                if config.replicas > 1 and its_optimizer.gradient_accumulation_steps:
+                    raise WrongInput("gradient_accumulation_steps is for one replica; use None")
+                # {% endif %}
                 # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)
     # {% if cookiecutter.__size != "parameter_server" %}

@@ -246,7 +246,12 @@ def measure_errors(script, optimizer, weights, starts, expected):
 
 
 def run_fallback(path, dtype, amsgrad):
-    """Return a variable's values after ten updates of 1, by the script's Adam and by Keras's."""
+    """Return the values of `run_both_adams`, where the script's Adam calls Keras's."""
+    return run_both_adams(path, dtype, {"amsgrad": amsgrad})
+
+
+def run_both_adams(path, dtype, options):
+    """Return a variable's values after ten gradients of 1, by the script's Adam and by Keras's."""
     script = begin(path)
     values = []
     kinds = (
@@ -255,7 +260,7 @@ def run_fallback(path, dtype, amsgrad):
     )
     for kind in kinds:
         variable = script.keras.Variable(np.ones(3), dtype=dtype)
-        optimizer = kind(0.1, amsgrad=amsgrad)
+        optimizer = kind(0.1, **options)
         optimizer.build([variable])
         for _ in range(10):
             optimizer.apply([tf.ones_like(variable.value)], [variable])

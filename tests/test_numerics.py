@@ -84,6 +84,13 @@ def test_adam_falls_back_to_the_one_of_keras(dtype, amsgrad, essential_script):
     assert max(ours) < 0.5 or dtype == "bfloat16"
 
 
+def test_adam_accumulates_as_the_one_of_keras(essential_script):
+    options = {"gradient_accumulation_steps": 2}
+    ours, theirs = query("updates.run_both_adams", essential_script, "float32", options)
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert max(ours) < 0.6  # five updates
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_adam_computes_powers_once_per_update(replicas, essential_script):
     flags = flags_of(replicas)

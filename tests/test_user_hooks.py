@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from running import (
+    assert_fails,
     assert_same_run,
     drop_random_states,
     environment,
@@ -18,7 +19,13 @@ from running import (
     shape_of,
     train,
 )
-from variants import SMALL_IMAGES, kill_after_log, replace_image_model, write_variant
+from variants import (
+    SMALL_IMAGES,
+    kill_after_log,
+    replace_image_model,
+    use_optimizer,
+    write_variant,
+)
 
 LONG = pytest.mark.long
 FLAGS = ("--global-batch-size", "16", "--epochs", "4", "--checkpoint-every-steps", "3")
@@ -509,3 +516,12 @@ WITHOUT_GRADIENT = replace_image_model(
 def test_weights_without_a_gradient_are_allowed(essential_script, tmp_path):
     script = write_variant(essential_script, tmp_path, SMALL_IMAGES, WITHOUT_GRADIENT)
     train(script, "--epochs", "1", "--replicas", "2")
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+def test_accumulation_by_keras_is_for_one_replica(size, scripts, tmp_path):
+    code = use_optimizer("Adam(learning_rate, gradient_accumulation_steps=2)")
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, code)
+    train(script, "--epochs", "1")
+    outcome = run_script(script, *flags_of(2), "--epochs", "1", "--run-dir", "two")
+    assert_fails(outcome, 2, "gradient_accumulation_steps is for one replica; use")

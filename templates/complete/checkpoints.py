@@ -92,12 +92,12 @@ def list_checkpoints(kind):
     files, and without the list it finds nothing.
     """
     paths = run_path("checkpoints", kind).glob("ckpt-[0-9]*.*")
-    return sorted({get_step(path) for path in paths})
+    return sorted(set(map(get_step, paths)))
 
 
 def get_step(path):
     """Return the step of a checkpoint's file."""
-    return int(re.search(r"\d+", path.name).group())
+    return int(re.search(r"\d+", path.name)[0])
 
 
 def read_checkpoint(path):

@@ -78,8 +78,9 @@ def check_end(last_line, before):
         )
     # The end depends on these flags. The config.json of an essential script has only the first.
     earlier = {**dataclasses.asdict(Config()), **before}
-    flags = ("epochs", "patience", "export")
-    is_same_end = all(earlier[name] == getattr(config, name) for name in flags)
+    is_same_end = all(
+        earlier[name] == getattr(config, name) for name in ("epochs", "patience", "export")
+    )
     if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
@@ -106,9 +107,9 @@ def read_definitions(path):
     Comments and docstrings are left out. Return nothing if the script can't be parsed.
     """
     definitions = {}
-    with contextlib.suppress(AttributeError, FileNotFoundError, SyntaxError, ValueError):
+    with contextlib.suppress(FileNotFoundError, SyntaxError, TypeError, ValueError):
         text = path.read_text("utf-8", errors="replace")
-        sections = re.search(r"\n# 3\. .*\n# 5\. ", text, re.DOTALL).group()
+        sections = re.search(r"\n# 3\. .*\n# 5\. ", text, re.DOTALL)[0]
         for statement in ast.parse(sections).body:
             if isinstance(statement, ast.FunctionDef) and ast.get_docstring(statement):
                 del statement.body[0]

@@ -36,6 +36,8 @@ def configure_optimizer(each):
     """
     if not each:
         return None
+    if config.replicas > 1 and each.gradient_accumulation_steps:
+        raise WrongInput("gradient_accumulation_steps is for one replica; use --accumulation-steps")
     set_schedule(each)
     if config.ema_momentum:
         each.use_ema = True

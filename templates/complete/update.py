@@ -21,7 +21,7 @@ def accumulate(compute_gradients):
 
     def compute_gradients_in_parts(batch):
         seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
-        first_values = [tf.identity(seed) for seed in seeds]
+        first_values = list(map(tf.identity, seeds))
         # Tensors, not slices of an embedding: see `update`.
         sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(select(batch, 0)))
         for index in tf.range(1, parts):
@@ -40,7 +40,7 @@ def update(optimizer, gradients, variables):
     The gradient of an embedding lists a row once for each use. Keras's Adam would square each part
     instead of their sum (keras#19992), so `convert_to_tensor` adds the parts up.
     """
-    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    gradients = list(map(tf.convert_to_tensor, gradients))
     if config.clip_norm:
         gradients = clip_gradients(optimizer, gradients)
     elif config.precision == "mixed_float16":
@@ -67,8 +67,7 @@ def share_overflow(gradients):
     """Make all replicas skip the update if float16 overflows on one of them."""
     context = tf.distribute.get_replica_context()
     norm = tf.linalg.global_norm(gradients)  # not finite if one of the gradients isn't
-    sum_of_norms = context.all_reduce(tf.distribute.ReduceOp.SUM, norm)
-    is_finite = tf.math.is_finite(sum_of_norms)
+    is_finite = tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, norm))
     return [tf.where(is_finite, gradient, math.nan) for gradient in gradients]
 
 

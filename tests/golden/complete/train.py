@@ -913,8 +913,9 @@ def create_local_strategy(name):
     if config.replicas:
         tf.config.set_visible_devices([], "GPU")
         cpu = tf.config.list_physical_devices("CPU")[0]
-        parts = [tf.config.LogicalDeviceConfiguration()] * config.replicas
-        tf.config.set_logical_device_configuration(cpu, parts)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * config.replicas
+        )
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
@@ -1110,7 +1111,7 @@ class Adam(keras.optimizers.Adam):
 
     def apply(self, grads, trainable_variables=None):
         # Once per update: `update_step` is called for each variable, and would compute them again.
-        step = self.iterations + 1.0
+        step = tf.cast(self.iterations, tf.float32) + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step
         super().apply(grads, trainable_variables)
@@ -1194,7 +1195,7 @@ def accumulate(compute_gradients):
 
     def compute_gradients_in_parts(batch):
         seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
-        first_values = [tf.identity(seed) for seed in seeds]
+        first_values = list(map(tf.identity, seeds))
         # Tensors, not slices of an embedding: see `update`.
         sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(select(batch, 0)))
         for index in tf.range(1, parts):
@@ -1213,7 +1214,7 @@ def update(optimizer, gradients, variables):
     The gradient of an embedding lists a row once for each use. Keras's Adam would square each part
     instead of their sum (keras#19992), so `convert_to_tensor` adds the parts up.
     """
-    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    gradients = list(map(tf.convert_to_tensor, gradients))
     if config.clip_norm:
         gradients = clip_gradients(optimizer, gradients)
     elif config.precision == "mixed_float16":
@@ -1240,8 +1241,7 @@ def share_overflow(gradients):
     """Make all replicas skip the update if float16 overflows on one of them."""
     context = tf.distribute.get_replica_context()
     norm = tf.linalg.global_norm(gradients)  # not finite if one of the gradients isn't
-    sum_of_norms = context.all_reduce(tf.distribute.ReduceOp.SUM, norm)
-    is_finite = tf.math.is_finite(sum_of_norms)
+    is_finite = tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, norm))
     return [tf.where(is_finite, gradient, math.nan) for gradient in gradients]
 
 
@@ -1366,12 +1366,12 @@ def list_checkpoints(kind):
     files, and without the list it finds nothing.
     """
     paths = run_path("checkpoints", kind).glob("ckpt-[0-9]*.*")
-    return sorted({get_step(path) for path in paths})
+    return sorted(set(map(get_step, paths)))
 
 
 def get_step(path):
     """Return the step of a checkpoint's file."""
-    return int(re.search(r"\d+", path.name).group())
+    return int(re.search(r"\d+", path.name)[0])
 
 
 def read_checkpoint(path):
@@ -1638,9 +1638,11 @@ def read_object(name):
 
 def is_valid_log_line(line):
     """Return whether a JSON value is a line of metrics.jsonl."""
-    if not isinstance(line, dict) or not {"step", "epoch", "split", "loss"} <= line.keys():
-        return False
-    return all(isinstance(value, int | float) for name, value in line.items() if name != "split")
+    return (
+        isinstance(line, dict)
+        and {"step", "epoch", "split", "loss"} <= line.keys()
+        and all(isinstance(value, int | float) for name, value in line.items() if name != "split")
+    )
 
 
 def is_kept_on_resume(line, step):
@@ -1761,8 +1763,9 @@ def check_end(last_line, before):
         )
     # The end depends on these flags. The config.json of an essential script has only the first.
     earlier = {**dataclasses.asdict(Config()), **before}
-    flags = ("epochs", "patience", "export")
-    is_same_end = all(earlier[name] == getattr(config, name) for name in flags)
+    is_same_end = all(
+        earlier[name] == getattr(config, name) for name in ("epochs", "patience", "export")
+    )
     if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
@@ -1789,9 +1792,9 @@ def read_definitions(path):
     Comments and docstrings are left out. Return nothing if the script can't be parsed.
     """
     definitions = {}
-    with contextlib.suppress(AttributeError, FileNotFoundError, SyntaxError, ValueError):
+    with contextlib.suppress(FileNotFoundError, SyntaxError, TypeError, ValueError):
         text = path.read_text("utf-8", errors="replace")
-        sections = re.search(r"\n# 3\. .*\n# 5\. ", text, re.DOTALL).group()
+        sections = re.search(r"\n# 3\. .*\n# 5\. ", text, re.DOTALL)[0]
         for statement in ast.parse(sections).body:
             if isinstance(statement, ast.FunctionDef) and ast.get_docstring(statement):
                 del statement.body[0]
@@ -1926,6 +1929,8 @@ def configure_optimizer(each):
     """
     if not each:
         return None
+    if config.replicas > 1 and each.gradient_accumulation_steps:
+        raise WrongInput("gradient_accumulation_steps is for one replica; use --accumulation-steps")
     set_schedule(each)
     if config.ema_momentum:
         each.use_ema = True

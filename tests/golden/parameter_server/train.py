@@ -1104,10 +1104,9 @@ def list_checkpoints(kind):
     tf.train.latest_checkpoint reads TensorFlow's list of checkpoints. A kill may leave the list
     older than the files, and without the list it finds nothing.
     """
-    paths = run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
-        for path in paths
+        for path in run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
         if path.read_bytes().endswith(END_OF_INDEX)
     )
 

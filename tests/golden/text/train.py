@@ -696,8 +696,9 @@ def create_local_strategy(name):
     if config.replicas:
         tf.config.set_visible_devices([], "GPU")
         cpu = tf.config.list_physical_devices("CPU")[0]
-        parts = [tf.config.LogicalDeviceConfiguration()] * config.replicas
-        tf.config.set_logical_device_configuration(cpu, parts)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * config.replicas
+        )
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
@@ -849,7 +850,7 @@ class Adam(keras.optimizers.Adam):
 
     def apply(self, grads, trainable_variables=None):
         # Once per update: `update_step` is called for each variable, and would compute them again.
-        step = self.iterations + 1.0
+        step = tf.cast(self.iterations, tf.float32) + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step
         super().apply(grads, trainable_variables)
@@ -951,9 +952,13 @@ def create_checkpoints():
 @tf.function
 def sum_variables():
     """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
-    variables = list_variables((model, optimizer))
-    floats = [variable.value for variable in variables if "float" in variable.dtype]
-    return tf.add_n([tf.cast(tf.reduce_sum(value), tf.float64) for value in floats])
+    return tf.add_n(
+        [
+            tf.cast(tf.reduce_sum(variable.value), tf.float64)
+            for variable in list_variables((model, optimizer))
+            if "float" in variable.dtype
+        ]
+    )
 
 
 def save(kind):
@@ -982,10 +987,9 @@ def list_checkpoints(kind):
     tf.train.latest_checkpoint reads TensorFlow's list of checkpoints. A kill may leave the list
     older than the files, and without the list it finds nothing.
     """
-    paths = run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
-        for path in paths
+        for path in run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
         if path.read_bytes().endswith(END_OF_INDEX)
     )
 
@@ -1285,6 +1289,8 @@ def create_training_state():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             if its_optimizer:
                 set_schedule(its_optimizer)
+                if config.replicas > 1 and its_optimizer.gradient_accumulation_steps:
+                    raise WrongInput("gradient_accumulation_steps is for one replica; use None")
                 # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)
     if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs
