@@ -41,7 +41,11 @@ def main(argv=None):
         # {% endif %}
         return
     restore_run(checkpoint)
+    # {% if cookiecutter.__size == "complete" %}
+    run_on_chief(initialize_run_dir)
+    # {% else %}
     initialize_run_dir()
+    # {% endif %}
     print_start(checkpoint)
 
     # 5. Train.

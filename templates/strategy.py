@@ -78,14 +78,15 @@ def create_multi_worker_strategy():
     # TensorFlow now waits for the other workers, and no Python handler would be called.
     on_signals(signal.SIG_DFL)
     is_gpu = config.device_kind == "GPU"
-    options = tf.distribute.experimental.CommunicationOptions(
-        # TensorFlow's "AUTO" would be RING on GPUs too.
-        implementation="NCCL" if is_gpu else "RING",
-        # Without packs of 32 MiB, the sum over workers would wait for the last gradient. On CPUs,
-        # rounding would depend on them.
-        bytes_per_pack=2**25 if is_gpu else 0,
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=tf.distribute.experimental.CommunicationOptions(
+            # TensorFlow's "AUTO" would be RING on GPUs too.
+            implementation="NCCL" if is_gpu else "RING",
+            # Without packs of 32 MiB, the sum over workers would wait for the last gradient. On
+            # CPUs, rounding would depend on them.
+            bytes_per_pack=2**25 if is_gpu else 0,
+        )
     )
-    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 def create_local_strategy(name):

@@ -953,6 +953,51 @@ def evaluation_step(batch, metrics):
     return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
 """
 
+# In training, the plain model is called on two views, in evaluation on one.
+VIEWS = """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    images = tf.cast(images, tf.float32)
+    return {"one": images, "other": images} if training else images, labels
+
+
+def compute_gradients(batch):
+    views, labels, sample_weight = batch
+    with tf.GradientTape() as tape:
+        one = model(views["one"], training=True)
+        predictions = (one + model(views["other"], training=True)) / 2
+        loss = compute_loss(labels, predictions, sample_weight)
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    return loss, tape.gradient(loss, [x.value for x in model.trainable_variables])
+"""
+
+# The loss object returns the losses of regions, which have another size than the labels.
+REGIONS = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        layers = [keras.Input([8, 8, 1]), keras.layers.Conv2D(1, 3, padding="same")]
+        return keras.Sequential(layers), Adam(1e-3)
+
+
+def preprocess(batch, seeds, training):
+    images, _ = batch
+    return tf.cast(images, tf.float32) / 16, tf.cast(images, tf.float32) / 16
+
+
+def create_loss_objects(strategy):
+    pool = keras.layers.AveragePooling2D(2)
+
+    class Regions(keras.losses.Loss):
+        def call(self, labels, predictions):
+            return tf.reduce_mean(tf.square(pool(labels) - pool(predictions)), axis=-1)
+
+    return Regions(reduction="none")
+
+
+def create_metrics(strategy):
+    return [], [], []
+""" + return_losses("tf.reduce_mean(losses, axis=[1, 2])")
+
 # The loss of an example depends on all predictions for the global batch.
 GLOBAL_LOSS = """
 def compute_losses(labels, predictions):
@@ -1169,6 +1214,8 @@ CORRECT = {
     "losses of tokens": (TOKENS, CONTRACT),
     "autoencoder": (AUTOENCODER, f"{CONTRACT} or {REPLICAS} or {KILLED} or {EVALUATION}"),
     "other features in evaluation": (TWO_STRUCTURES, CONTRACT),
+    "views in training": (VIEWS, f"{CONTRACT} or {EVALUATION}"),
+    "losses of regions": (REGIONS, CONTRACT),
     "loss over the global batch": (GLOBAL_LOSS, CONTRACT),
     "frozen teacher": (TEACHER, f"{CONTRACT} or {KILLED} or {EXPORT}"),
     "rate on a plateau": (PLATEAU, f"{CONTRACT} or {KILLED}"),

@@ -230,6 +230,23 @@ def test_flags_that_hide_the_batch_from_normalization_are_rejected(
     assert not (tmp_path / "run").exists()
 
 
+SUMS_OVER_REPLICAS = """
+@wraps_original
+def compute_loss(original, labels, predictions, sample_weight):
+    context = tf.distribute.get_replica_context()
+    mean = context.all_reduce("MEAN", tf.reduce_mean(predictions))
+    return original(labels, predictions - mean, sample_weight)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flags", ["--accumulation-steps 2", "--jit-compile"])
+def test_flags_that_forbid_sums_over_replicas_are_rejected(flags, complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SUMS_OVER_REPLICAS)
+    outcome = run_script(script, *FLAGS, "--replicas", "2", *flags.split())
+    assert_fails(outcome, 2, "sums over replicas", flags.split()[0])
+
+
 # --------------------------------------------------------------------------------------------------
 # A schedule of the hook's own
 # --------------------------------------------------------------------------------------------------

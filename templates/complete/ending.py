@@ -14,6 +14,11 @@ def explain_error(error):
             f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; "
             "use --no-jit-compile"
         )
+    if "merge_call" in text:
+        return WrongInput(
+            "--jit-compile, --accumulation-steps: a hook sums over replicas, which can't be "
+            "compiled or repeated; leave out the flag or the sum"
+        )
     lost_workers = find_lost_workers(error)
     if lost_workers:
         return RunInterrupted(f"{lost_workers} failed; start all workers again")

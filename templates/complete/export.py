@@ -36,7 +36,7 @@ def export(folder, examples):
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
         path = part / ("model.keras" if number == 1 else f"model_{number}.keras")
-        form = f"{path.name}, for which your own classes must be registered in Keras"
+        form = f"{path.name}; register your own classes in Keras, and give them a get_config"
         with report_export_errors(form), tf.device("CPU:0"):
             each.save(path)
             keras.saving.load_model(path, compile=False)

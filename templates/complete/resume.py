@@ -138,10 +138,6 @@ def read_or_adapt(checkpoint):
 
 def initialize_run_dir():
     """Write the files with which a run starts or resumes."""
-    run_on_chief(write_run_files)
-
-
-def write_run_files():
     kept = [json.dumps(line) + "\n" for line in read_log() if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))

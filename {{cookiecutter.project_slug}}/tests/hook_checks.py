@@ -251,7 +251,7 @@ def find_unmirrored(variables):
 
 
 def is_plain_model(batch):
-    """Return whether there is one model that takes the features.
+    """Return whether there is one model that takes the features of a training batch.
 
     How another model is called, or several, only the steps know. If they fail too, the model is
     called as a plain one, so that its error is reported.
@@ -259,9 +259,10 @@ def is_plain_model(batch):
     if not isinstance(train.model, keras.Model):
         return False
     features, _, _ = batch
-    return can_run(train.model, features, training=False) or not can_run(
-        train.validation_step, batch
-    )
+    if can_run(train.model, features, training=False):
+        return True
+    # Evaluation may have features of another structure.
+    return not can_run(train.compute_gradients, batch) and not can_run(train.validation_step, batch)
 
 
 def can_run(function, *args, **kwargs):
@@ -840,9 +841,13 @@ def describe_shapes(labels, predictions):
 def find_part_axes(losses, labels, are_means_taken):
     """Return the axes of losses that are parts of an example, such as the rows of an image.
 
-    If no means of [batch, n] losses are taken, they are more likely a mistake than n parts.
+    If no means of [batch, n] losses are taken, they are more likely a mistake than n parts. Two
+    dimensions may be all pairs of examples, by mistake. More are parts, also of another resolution
+    than the labels'.
     """
     rank = len(losses.shape)
+    if are_means_taken and rank > 2:
+        return list(range(1, rank))
     least_rank = 2 if are_means_taken else 3
     for tensor in flatten_tensors(labels):
         has_parts = len(tensor.shape) >= least_rank and rank > 1

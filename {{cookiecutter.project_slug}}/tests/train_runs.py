@@ -50,8 +50,8 @@ def train_only(*flags):
     train_and_export(*flags)
 
 
-def train_perturbed(*flags):
-    """Run train.py from weights that differ by rounding errors.
+def train_perturbed(seed, *flags):
+    """Run train.py from weights that differ by rounding errors, which depend on a seed.
 
     If this changes the results, the model scales rounding errors up.
     """
@@ -59,7 +59,7 @@ def train_perturbed(*flags):
 
     def create_perturbed(strategy):
         created = create_model_and_optimizer(strategy)
-        signs = np.random.default_rng(0)
+        signs = np.random.default_rng(int(seed))
         for model in tf.nest.flatten(created[0]):
             for variable in model.trainable_variables:
                 value = variable.numpy()
@@ -313,8 +313,8 @@ LOADING_HINTS = {
         "(tf.py_function), and for arguments that another call needs"
     ),
     compare_keras_file: (
-        "give each class of your own @keras.saving.register_keras_serializable() and a get_config "
-        "with all arguments"
+        "give each class of your own @keras.saving.register_keras_serializable(), a get_config "
+        "with all arguments, and a build that creates its variables and builds its layers"
     ),
 }
 

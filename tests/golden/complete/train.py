@@ -280,7 +280,8 @@ def create_model_and_optimizer(strategy):
 
     A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
     inside `strategy.scope()`, which places them on the devices. Create initializers here, too:
-    --seed has no effect on those that exist before.
+    --seed has no effect on those that exist before. For model.keras, your own classes need
+    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -898,14 +899,15 @@ def create_multi_worker_strategy():
     # TensorFlow now waits for the other workers, and no Python handler would be called.
     on_signals(signal.SIG_DFL)
     is_gpu = config.device_kind == "GPU"
-    options = tf.distribute.experimental.CommunicationOptions(
-        # TensorFlow's "AUTO" would be RING on GPUs too.
-        implementation="NCCL" if is_gpu else "RING",
-        # Without packs of 32 MiB, the sum over workers would wait for the last gradient. On CPUs,
-        # rounding would depend on them.
-        bytes_per_pack=2**25 if is_gpu else 0,
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=tf.distribute.experimental.CommunicationOptions(
+            # TensorFlow's "AUTO" would be RING on GPUs too.
+            implementation="NCCL" if is_gpu else "RING",
+            # Without packs of 32 MiB, the sum over workers would wait for the last gradient. On
+            # CPUs, rounding would depend on them.
+            bytes_per_pack=2**25 if is_gpu else 0,
+        )
     )
-    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 def create_local_strategy(name):
@@ -1483,7 +1485,8 @@ def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
     All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple by chance is split too. A counter has four
+    a number that all examples share. A multiple by chance is split too, as if the rows of an
+    example were adjacent, which they aren't after tf.concat of two batches. A counter has four
     numbers of 32 bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()
@@ -1823,10 +1826,6 @@ def read_or_adapt(checkpoint):
 
 def initialize_run_dir():
     """Write the files with which a run starts or resumes."""
-    run_on_chief(write_run_files)
-
-
-def write_run_files():
     kept = [json.dumps(line) + "\n" for line in read_log() if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
@@ -1873,7 +1872,7 @@ def export(folder, examples):
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
         path = part / ("model.keras" if number == 1 else f"model_{number}.keras")
-        form = f"{path.name}, for which your own classes must be registered in Keras"
+        form = f"{path.name}; register your own classes in Keras, and give them a get_config"
         with report_export_errors(form), tf.device("CPU:0"):
             each.save(path)
             keras.saving.load_model(path, compile=False)
@@ -2160,6 +2159,11 @@ def explain_error(error):
             f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; "
             "use --no-jit-compile"
         )
+    if "merge_call" in text:
+        return WrongInput(
+            "--jit-compile, --accumulation-steps: a hook sums over replicas, which can't be "
+            "compiled or repeated; leave out the flag or the sum"
+        )
     lost_workers = find_lost_workers(error)
     if lost_workers:
         return RunInterrupted(f"{lost_workers} failed; start all workers again")
@@ -2243,7 +2247,7 @@ def main(argv=None):
         evaluate(checkpoint, validation_set, test_set)
         return
     restore_run(checkpoint)
-    initialize_run_dir()
+    run_on_chief(initialize_run_dir)
     print_start(checkpoint)
 
     # 5. Train.

@@ -208,7 +208,8 @@ def create_model_and_optimizer(strategy):
 
     A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
     inside `strategy.scope()`, which places them on the devices. Create initializers here, too:
-    --seed has no effect on those that exist before.
+    --seed has no effect on those that exist before. For model.keras, your own classes need
+    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables.
     """
     with strategy.scope():
         # TODO(you): your model.

@@ -263,7 +263,8 @@ def create_model_and_optimizer(strategy):
 
     A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
     inside `strategy.scope()`, which places them on the devices. Create initializers here, too:
-    --seed has no effect on those that exist before.
+    --seed has no effect on those that exist before. For model.keras, your own classes need
+    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables.
     """
     import keras_hub
 
@@ -681,14 +682,15 @@ def create_multi_worker_strategy():
     # TensorFlow now waits for the other workers, and no Python handler would be called.
     on_signals(signal.SIG_DFL)
     is_gpu = config.device_kind == "GPU"
-    options = tf.distribute.experimental.CommunicationOptions(
-        # TensorFlow's "AUTO" would be RING on GPUs too.
-        implementation="NCCL" if is_gpu else "RING",
-        # Without packs of 32 MiB, the sum over workers would wait for the last gradient. On CPUs,
-        # rounding would depend on them.
-        bytes_per_pack=2**25 if is_gpu else 0,
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=tf.distribute.experimental.CommunicationOptions(
+            # TensorFlow's "AUTO" would be RING on GPUs too.
+            implementation="NCCL" if is_gpu else "RING",
+            # Without packs of 32 MiB, the sum over workers would wait for the last gradient. On
+            # CPUs, rounding would depend on them.
+            bytes_per_pack=2**25 if is_gpu else 0,
+        )
     )
-    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
 def create_local_strategy(name):
@@ -1057,7 +1059,8 @@ def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
     All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple by chance is split too. A counter has four
+    a number that all examples share. A multiple by chance is split too, as if the rows of an
+    example were adjacent, which they aren't after tf.concat of two batches. A counter has four
     numbers of 32 bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()
