@@ -14,6 +14,14 @@ def check_batch_normalization(layer):
 
 
 # {% endif %}
+class ThreadLosses(threading.local, collections.UserList):
+    """The losses that a layer adds, such as losses of activity regularizers, for each thread.
+
+    Each replica runs in its own thread, and threads take turns at each sum over replicas. In
+    Keras's own list, the losses of replicas would mix.
+    """
+
+
 def synchronize_batch_normalization():
     """Have each BatchNormalization use the statistics of the global batch. Print their number.
 
@@ -23,7 +31,8 @@ def synchronize_batch_normalization():
     count = 0
     for each in tf.nest.flatten(model):
         for layer in each._flatten_layers():  # Keras has no public way to list nested layers
-            if isinstance(layer, keras.layers.BatchNormalization):
+            layer._losses = ThreadLosses()
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
                 # {% if cookiecutter.__size == "complete" %}
                 check_batch_normalization(layer)
                 # {% endif %}

@@ -8,8 +8,9 @@ def parse_flags(argv):
     parser.error = raise_wrong_input  # argparse's own prints its usage first
     for field in dataclasses.fields(Config):
         if field.metadata:
-            name = f"--{field.name.replace('_', '-')}"
-            parser.add_argument(name, default=field.default, **field.metadata)
+            parser.add_argument(
+                f"--{field.name.replace('_', '-')}", default=field.default, **field.metadata
+            )
     return Config(**vars(parser.parse_args(argv)))
 
 

@@ -54,7 +54,7 @@ def describe_examples(examples, size):
     # {% if cookiecutter.__size == "complete" %}
     hashes = [tf.fingerprint(x.read_value_no_copy()) for x in tf.nest.flatten(examples)]
     # {% else %}
-    hashes = [tf.fingerprint(values) for values in tf.nest.flatten(examples)]  # [examples, 8]
+    hashes = list(map(tf.fingerprint, tf.nest.flatten(examples)))  # [examples, 8] each
     # {% endif %}
     return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
 

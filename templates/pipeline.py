@@ -10,7 +10,6 @@ def create_input(examples, size, training, first_step=0):
     def create_dataset(context):
         """Return this worker's batches, one per step and replica."""
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
-        batch_size = config.global_batch_size // config.replicas
 
         def list_places(epoch):
             """Return a dataset of the places of an epoch.
@@ -21,31 +20,38 @@ def create_input(examples, size, training, first_step=0):
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
             # In evaluation the epoch is 0: each validation draws the same random numbers.
-            epoch_column = tf.fill(position.shape, epoch if training else 0)
-            places = tf.stack([epoch_column, position, index], axis=1)
-            places = tf.reshape(places, [-1, replicas, batch_size, 3])
-            return tf.data.Dataset.from_tensor_slices(places)
+            places = tf.stack(
+                [tf.fill(position.shape, epoch if training else 0), position, index], axis=1
+            )
+            return tf.data.Dataset.from_tensor_slices(
+                tf.reshape(places, [-1, replicas, config.global_batch_size // config.replicas, 3])
+            )
 
-        epochs = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32)
-        places = epochs.flat_map(list_places)
+        places = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32).flat_map(list_places)
         places = places.shard(context.num_input_pipelines, context.input_pipeline_id)
         places = places.skip(first_step % steps).unbatch()
-        create = functools.partial(create_batch, examples, size, training)
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
         # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
         # all workers would agree at each step on whether there is a next batch.
         # {% if cookiecutter.__size == "complete" %}
-        batches = places.map(create, min(16, count_cores())).repeat()
+        batches = places.map(
+            functools.partial(create_batch, examples, size, training), min(16, count_cores())
+        ).repeat()
         # {% else %}
-        batches = places.map(create, min(16, os.cpu_count())).repeat()
+        batches = places.map(
+            functools.partial(create_batch, examples, size, training), min(16, os.cpu_count())
+        ).repeat()
         # {% endif %}
         return batches.prefetch(2 * replicas).with_options(options)
 
     if config.device_kind == "CPU":  # see next_batch
-        context = tf.distribute.InputContext(config.workers, config.worker_index, config.replicas)
-        return iter(create_dataset(context)), steps
-    return iter(strategy.distribute_datasets_from_function(create_dataset)), steps
+        batches = create_dataset(
+            tf.distribute.InputContext(config.workers, config.worker_index, config.replicas)
+        )
+    else:
+        batches = strategy.distribute_datasets_from_function(create_dataset)
+    return iter(batches), steps
 
 
 # {% include "create_batch.py" %}

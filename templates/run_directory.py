@@ -60,8 +60,12 @@ def describe_run():
 
 def log(split, values):
     """Add a line to metrics.jsonl, and points to TensorBoard's curves. Return the line."""
-    epoch = math.ceil(state.step / config.steps_per_epoch)
-    line = {"step": state.step, "epoch": epoch, "split": split, **values}
+    line = {
+        "step": state.step,
+        "epoch": math.ceil(state.step / config.steps_per_epoch),
+        "split": split,
+        **values,
+    }
     # {% if cookiecutter.__size != "parameter_server" %}
     if config.worker_index > 0:
         return line

@@ -24,11 +24,19 @@ from running import (
     read_split,
     start_workers,
 )
-from variants import insert_layer, write_variant
+from variants import insert_layer, replace_image_model, write_variant
 
 LONG = pytest.mark.long
 SHORT = ("--epochs", "2", "--steps-per-loop", "5")
 NORMALIZED = insert_layer("keras.layers.BatchNormalization()", after="Flatten")
+REGULARIZED = replace_image_model(
+    "keras.layers.Rescaling(1 / 16)",
+    "keras.layers.Flatten()",
+    "keras.layers.BatchNormalization()",
+    'keras.layers.Dense(16, use_bias=False, activity_regularizer="l2")',
+    "keras.layers.BatchNormalization()",
+    "keras.layers.Dense(10)",
+)
 
 # By name: flags, and the relative tolerance to which they leave replicas equal. Each flag that
 # changes the update is in one of them.
@@ -86,6 +94,23 @@ def test_any_batch_normalization_sees_the_global_batch(train_once):
     line = "BatchNormalization layers synchronized over replicas: 1\n"
     assert line not in (one.parent / "output").read_text()
     assert line in (two.parent / "output").read_text()
+
+
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=LONG)])
+def test_losses_of_layers_are_those_of_the_replica(replicas, train_once):
+    """The threads of the replicas take turns within the model, at each BatchNormalization."""
+    flags = ("--epochs", "2")
+    one = train_once(*flags, code=(REGULARIZED,))
+    several = train_once(*flags, *flags_of(replicas), code=(REGULARIZED,))
+    assert_close(read_numbers(several), read_numbers(one), rel=1e-4)
+
+
+@pytest.mark.long
+def test_frozen_batch_normalization_allows_all_flags(train_once):
+    words = "--epochs 1 --accumulation-steps 2 --jit-compile --replicas 2"
+    frozen = insert_layer("keras.layers.BatchNormalization(trainable=False)", after="Flatten")
+    run_dir = train_once(*words.split(), code=(frozen,))
+    assert "synchronized" not in (run_dir.parent / "output").read_text()
 
 
 # --------------------------------------------------------------------------------------------------

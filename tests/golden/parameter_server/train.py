@@ -157,7 +157,7 @@ def create_datasets():
     images = images.reshape(-1, 8, 8, 1).astype("uint8")
     labels = labels.astype("int32")
     # The file is sorted by writer. The split doesn't depend on --seed.
-    order = np.random.default_rng(0).permutation(len(images))
+    order = np.random.default_rng(0).permutation(1797)
     splits = np.split(order, [1257, 1527])  # 70 %, 15 %, 15 %
     return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
 
@@ -185,8 +185,8 @@ def fetch(batch):
 def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
-    `batch` is what `fetch` returns. Each result is a tensor or a structure of tensors, [batch, …];
-    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
+    `batch` is what `fetch` returns. Each result is a tensor, or a tuple or dict of tensors,
+    [batch, …]; `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
     function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
@@ -596,8 +596,9 @@ def parse_flags(argv):
     parser.error = raise_wrong_input  # argparse's own prints its usage first
     for field in dataclasses.fields(Config):
         if field.metadata:
-            name = f"--{field.name.replace('_', '-')}"
-            parser.add_argument(name, default=field.default, **field.metadata)
+            parser.add_argument(
+                f"--{field.name.replace('_', '-')}", default=field.default, **field.metadata
+            )
     return Config(**vars(parser.parse_args(argv)))
 
 
@@ -901,7 +902,7 @@ def load_into_memory(dataset, split):
 
 def describe_examples(examples, size):
     """Return the number of examples and their checksum, as text."""
-    hashes = [tf.fingerprint(values) for values in tf.nest.flatten(examples)]  # [examples, 8]
+    hashes = list(map(tf.fingerprint, tf.nest.flatten(examples)))  # [examples, 8] each
     return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
 
 
@@ -1210,8 +1211,12 @@ def describe_run():
 
 def log(split, values):
     """Add a line to metrics.jsonl, and points to TensorBoard's curves. Return the line."""
-    epoch = math.ceil(state.step / config.steps_per_epoch)
-    line = {"step": state.step, "epoch": epoch, "split": split, **values}
+    line = {
+        "step": state.step,
+        "epoch": math.ceil(state.step / config.steps_per_epoch),
+        "split": split,
+        **values,
+    }
     with run_path("metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     with create_summary_writer(split).as_default(step=state.step):
