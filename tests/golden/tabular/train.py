@@ -192,9 +192,9 @@ def fetch(batch):
 def preprocess(batch, seeds, training):
     """Return (features,), (features, labels) or (features, labels, sample_weight) of a batch.
 
-    `batch` is what `fetch` returns. Each result is a tensor, or a tuple or dict of tensors, [batch,
-    …]; `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example:
-    a function of --seed, of the epoch, and of the example's place in the order of the epoch. In
+    `batch` is what `fetch` returns. Each result is a tensor [batch, …], or a tuple or dict of them;
+    `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
+    function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
     tf.data, it would be lost. If a result's static batch size is None, set it by tf.ensure_shape:
