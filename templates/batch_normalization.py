@@ -1,6 +1,9 @@
 # {% if cookiecutter.__size == "complete" %}
 def check_batch_normalization(layer):
-    """Raise WrongInput for flags with which a layer would not see the whole batch."""
+    """Raise WrongInput for flags with which a layer would not see the whole batch.
+
+    With one replica and whole batches, nothing calls this.
+    """
     if config.accumulation_steps > 1:
         raise WrongInput(
             f"--accumulation-steps {config.accumulation_steps}: BatchNormalization "
@@ -15,22 +18,25 @@ def check_batch_normalization(layer):
 
 # {% endif %}
 class ThreadLosses(threading.local, collections.UserList):
-    """The losses that a layer adds, such as losses of activity regularizers, for each thread.
+    """A list of the losses that a layer adds, such as an activity regularizer's, for each thread.
 
-    Each replica runs in its own thread, and threads take turns at each sum over replicas. In
-    Keras's own list, the losses of replicas would mix.
+    MirroredStrategy runs each replica in its own thread, and switches between threads at each sum
+    over replicas, such as a BatchNormalization's. Keras's list is one for all threads, so the
+    losses of replicas would mix in it.
     """
 
 
-def synchronize_batch_normalization():
-    """Have each BatchNormalization use the statistics of the global batch. Print their number.
+def prepare_layers_for_replicas():
+    """Separate the losses of replicas, and have each BatchNormalization use the global batch.
 
-    Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
-    averages differ, and a checkpoint contains only the first replica's.
+    Print the number of these BatchNormalizations. Their default, also in keras.applications, are
+    the statistics of a replica's own batch. Then the replicas' moving averages differ, and a
+    checkpoint contains only the first replica's. Frozen ones use no statistics of a batch.
     """
     count = 0
     for each in tf.nest.flatten(model):
-        for layer in each._flatten_layers():  # Keras has no public way to list nested layers
+        # Keras has no public way to list nested layers, or to replace their lists of losses.
+        for layer in each._flatten_layers():
             layer._losses = ThreadLosses()
             if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
                 # {% if cookiecutter.__size == "complete" %}

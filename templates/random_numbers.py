@@ -21,9 +21,9 @@ def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
     All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple by chance is split too, as if the rows of an
-    example were adjacent, which they aren't after tf.concat of two batches. A counter has four
-    numbers of 32 bits, so parts of 64-bit numbers overlap.
+    a number that all examples share. A multiple is split as if the rows of an example were
+    adjacent, which they aren't after tf.concat of two batches. A counter has four numbers of 32
+    bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()
     if context is None or shape.shape[0] == 0:

@@ -20,7 +20,7 @@ def create_training_state():
     model, optimizer = create_model_and_optimizer(strategy)
     # {% if cookiecutter.__size != "parameter_server" %}
     if config.replicas > 1:
-        synchronize_batch_normalization()
+        prepare_layers_for_replicas()
         share_random_numbers()
     # {% endif %}
     with strategy.scope():
@@ -34,7 +34,9 @@ def create_training_state():
                 # {% endif %}
                 # {% if cookiecutter.__size != "parameter_server" %}
                 if config.replicas > 1 and its_optimizer.gradient_accumulation_steps:
-                    raise WrongInput("gradient_accumulation_steps is for one replica; use None")
+                    raise WrongInput(
+                        "optimizer.gradient_accumulation_steps is for one replica; use None"
+                    )
                 # {% endif %}
                 # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)

@@ -1261,6 +1261,16 @@ def test_metric_by_its_index_passes(run_tests):
 
 
 @pytest.mark.long
+def test_long_exception_keeps_its_first_line(run_tests):
+    # It accepts a batch of 4, and fails in the batches of a run.
+    statement = """if images.shape[0] != 4:
+        raise LookupError("the reason" + "\\nan example" * 30)"""
+    report = run_tests(return_batch(before=statement), only=REPLICAS)
+    assert report.outcomes == {REPLICAS: "FAILED"}
+    assert "LookupError: the reason" in report.output
+
+
+@pytest.mark.long
 def test_exception_in_a_run_reports_the_hook(run_tests):
     # It accepts a batch of 4, and fails in the batches of a run.
     statement = "images = tf.ensure_shape(images, [4, 8, 8, 1])"

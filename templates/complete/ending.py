@@ -16,8 +16,8 @@ def explain_error(error):
         )
     if "merge_call" in text:
         return WrongInput(
-            "--jit-compile, --accumulation-steps: a hook sums over replicas, which can't be "
-            "compiled or repeated; leave out the flag or the sum"
+            "--jit-compile, --accumulation-steps: a hook sums over replicas, which TensorFlow "
+            "can't do in a compiled function or a loop; leave out the flag or the sum"
         )
     lost_workers = find_lost_workers(error)
     if lost_workers:

@@ -11,7 +11,7 @@ def create_training_state(datasets, checkpoint):
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
     if config.replicas * config.accumulation_steps > 1:
-        synchronize_batch_normalization()
+        prepare_layers_for_replicas()
         share_random_numbers()
     if is_new_run and config.init_checkpoint:
         load_initial_weights(config.init_checkpoint)
@@ -37,7 +37,9 @@ def configure_optimizer(each):
     if not each:
         return None
     if config.replicas > 1 and each.gradient_accumulation_steps:
-        raise WrongInput("gradient_accumulation_steps is for one replica; use --accumulation-steps")
+        raise WrongInput(
+            "optimizer.gradient_accumulation_steps is for one replica; use --accumulation-steps"
+        )
     set_schedule(each)
     if config.ema_momentum:
         each.use_ema = True

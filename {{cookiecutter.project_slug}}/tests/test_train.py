@@ -47,6 +47,7 @@ errors change the results, too, from step {step} on. Before it, replicas agree. 
 FLIPS_SHOW = """The cause is probably rounding. All losses agree, and all metrics in the first line.
 Later, metrics count a few examples otherwise, whose classes are nearly equally likely."""
 MOST_FLIPS = 0.02  # share of a line's examples
+PERTURBATIONS = 5  # some have no effect on the results
 # {% endif %}
 RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: random numbers that don't come from `seeds`
@@ -302,15 +303,24 @@ def find_step_of_rounding(replicas, folder):
     each_step = ("--steps-per-loop", 1)  # a log line for each step
     expected = run_train("train_only", folder / "one", "--replicas", 1, *each_step)
     other = run_train("train_only", folder / "other", "--replicas", replicas, *each_step)
-    other_lines = [line for line, _, _ in compare_logs(other, expected, is_close)]
-    for seed in range(5 if other_lines else 0):  # some perturbations have no effect
-        flags = ("--run-dir", folder / f"perturbed-{seed}", "--replicas", 1, *each_step)
+    other_step = find_first_difference(other, expected, is_close)
+    if not other_step:
+        return None
+    for seed in range(PERTURBATIONS):
+        perturbed = folder / f"perturbed-{seed}"
+        flags = ("--run-dir", perturbed, "--replicas", 1, *each_step)
         finish(start("train_perturbed", seed, *flags))
         # Replicas may round more than the perturbation, so its effect is noticed earlier.
-        differences = compare_logs(folder / f"perturbed-{seed}", expected, is_closer)
-        steps = [line["step"] for line, _, _ in differences]
-        if steps and 1 < steps[0] <= other_lines[0]["step"]:
-            return steps[0]
+        step = find_first_difference(perturbed, expected, is_closer)
+        if step and 1 < step <= other_step:
+            return step
+    return None
+
+
+def find_first_difference(run_dir, expected_dir, are_equal):
+    """Return the step of the first line in which two logs differ, or None."""
+    for line, _, _ in compare_logs(run_dir, expected_dir, are_equal):
+        return line["step"]
     return None
 
 
@@ -454,13 +464,13 @@ def describe_timeout(process):
 def describe_end(output):
     """Return the last lines of an output, and the beginning of an exception before them."""
     lines = output.splitlines()
-    end = max(0, len(lines) - 15)
+    before, last = lines[:-15], lines[-15:]
     # Messages of Keras may have many lines. The code in a traceback is indented.
-    starts = [i for i in range(end) if re.match(r"[\w.]*(Error|Exception)\b", lines[i])]
-    for start in starts[-1:]:
-        lines[:end] = [*lines[start : min(start + 3, end)], "…"]
-        return "Its last lines:\n" + "\n".join(lines)
-    return "Its last lines:\n" + "\n".join(lines[end:])
+    starts = [i for i, line in enumerate(before) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    if starts:
+        beginning = before[starts[-1] :]
+        last = [*beginning[:3], "…", *last]
+    return "Its last lines:\n" + "\n".join(last)
 
 
 def ask(function, *arguments):

@@ -5,10 +5,10 @@ def create_datasets():
     from sklearn.datasets import load_diabetes
 
     features, targets = map(np.float32, load_diabetes(return_X_y=True, scaled=False))
-    order = np.random.default_rng(0).permutation(442)  # doesn't depend on --seed
-    parts = np.split(order, [310, 376])  # 70 %, 15 %, 15 %
+    order = np.random.default_rng(0).permutation(len(features))  # doesn't depend on --seed
     return [
-        tf.data.Dataset.from_tensor_slices((features[part], targets[part, None])) for part in parts
+        tf.data.Dataset.from_tensor_slices((features[part], targets[part, None]))
+        for part in np.split(order, [310, 376])  # 70 %, 15 %, 15 %
     ]
 
 

@@ -230,9 +230,11 @@ def create_datasets():
     images = images.reshape(-1, 8, 8, 1).astype("uint8")
     labels = labels.astype("int32")
     # The file is sorted by writer. The split doesn't depend on --seed.
-    order = np.random.default_rng(0).permutation(1797)
-    splits = np.split(order, [1257, 1527])  # 70 %, 15 %, 15 %
-    return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
+    order = np.random.default_rng(0).permutation(len(images))
+    return [
+        tf.data.Dataset.from_tensor_slices((images[part], labels[part]))
+        for part in np.split(order, [1257, 1527])  # 70 %, 15 %, 15 %
+    ]
 
 
 def adapt(train):
@@ -1491,9 +1493,9 @@ def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
     All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple by chance is split too, as if the rows of an
-    example were adjacent, which they aren't after tf.concat of two batches. A counter has four
-    numbers of 32 bits, so parts of 64-bit numbers overlap.
+    a number that all examples share. A multiple is split as if the rows of an example were
+    adjacent, which they aren't after tf.concat of two batches. A counter has four numbers of 32
+    bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()
     if context is None or shape.shape[0] == 0:
@@ -1510,7 +1512,10 @@ def draw_part(draw, shape, **options):
 
 
 def check_batch_normalization(layer):
-    """Raise WrongInput for flags with which a layer would not see the whole batch."""
+    """Raise WrongInput for flags with which a layer would not see the whole batch.
+
+    With one replica and whole batches, nothing calls this.
+    """
     if config.accumulation_steps > 1:
         raise WrongInput(
             f"--accumulation-steps {config.accumulation_steps}: BatchNormalization "
@@ -1524,22 +1529,25 @@ def check_batch_normalization(layer):
 
 
 class ThreadLosses(threading.local, collections.UserList):
-    """The losses that a layer adds, such as losses of activity regularizers, for each thread.
+    """A list of the losses that a layer adds, such as an activity regularizer's, for each thread.
 
-    Each replica runs in its own thread, and threads take turns at each sum over replicas. In
-    Keras's own list, the losses of replicas would mix.
+    MirroredStrategy runs each replica in its own thread, and switches between threads at each sum
+    over replicas, such as a BatchNormalization's. Keras's list is one for all threads, so the
+    losses of replicas would mix in it.
     """
 
 
-def synchronize_batch_normalization():
-    """Have each BatchNormalization use the statistics of the global batch. Print their number.
+def prepare_layers_for_replicas():
+    """Separate the losses of replicas, and have each BatchNormalization use the global batch.
 
-    Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
-    averages differ, and a checkpoint contains only the first replica's.
+    Print the number of these BatchNormalizations. Their default, also in keras.applications, are
+    the statistics of a replica's own batch. Then the replicas' moving averages differ, and a
+    checkpoint contains only the first replica's. Frozen ones use no statistics of a batch.
     """
     count = 0
     for each in tf.nest.flatten(model):
-        for layer in each._flatten_layers():  # Keras has no public way to list nested layers
+        # Keras has no public way to list nested layers, or to replace their lists of losses.
+        for layer in each._flatten_layers():
             layer._losses = ThreadLosses()
             if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
                 check_batch_normalization(layer)
@@ -1922,7 +1930,7 @@ def create_training_state(datasets, checkpoint):
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
     if config.replicas * config.accumulation_steps > 1:
-        synchronize_batch_normalization()
+        prepare_layers_for_replicas()
         share_random_numbers()
     if is_new_run and config.init_checkpoint:
         load_initial_weights(config.init_checkpoint)
@@ -1948,7 +1956,9 @@ def configure_optimizer(each):
     if not each:
         return None
     if config.replicas > 1 and each.gradient_accumulation_steps:
-        raise WrongInput("gradient_accumulation_steps is for one replica; use --accumulation-steps")
+        raise WrongInput(
+            "optimizer.gradient_accumulation_steps is for one replica; use --accumulation-steps"
+        )
     set_schedule(each)
     if config.ema_momentum:
         each.use_ema = True
@@ -2180,8 +2190,8 @@ def explain_error(error):
         )
     if "merge_call" in text:
         return WrongInput(
-            "--jit-compile, --accumulation-steps: a hook sums over replicas, which can't be "
-            "compiled or repeated; leave out the flag or the sum"
+            "--jit-compile, --accumulation-steps: a hook sums over replicas, which TensorFlow "
+            "can't do in a compiled function or a loop; leave out the flag or the sum"
         )
     lost_workers = find_lost_workers(error)
     if lost_workers:

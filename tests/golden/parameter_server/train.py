@@ -157,9 +157,11 @@ def create_datasets():
     images = images.reshape(-1, 8, 8, 1).astype("uint8")
     labels = labels.astype("int32")
     # The file is sorted by writer. The split doesn't depend on --seed.
-    order = np.random.default_rng(0).permutation(1797)
-    splits = np.split(order, [1257, 1527])  # 70 %, 15 %, 15 %
-    return [tf.data.Dataset.from_tensor_slices((images[i], labels[i])) for i in splits]
+    order = np.random.default_rng(0).permutation(len(images))
+    return [
+        tf.data.Dataset.from_tensor_slices((images[part], labels[part]))
+        for part in np.split(order, [1257, 1527])  # 70 %, 15 %, 15 %
+    ]
 
 
 def adapt(train):

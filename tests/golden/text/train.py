@@ -1066,9 +1066,9 @@ def draw_part(draw, shape, **options):
     """Draw this replica's part of random numbers, a tensor of a shape.
 
     All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple by chance is split too, as if the rows of an
-    example were adjacent, which they aren't after tf.concat of two batches. A counter has four
-    numbers of 32 bits, so parts of 64-bit numbers overlap.
+    a number that all examples share. A multiple is split as if the rows of an example were
+    adjacent, which they aren't after tf.concat of two batches. A counter has four numbers of 32
+    bits, so parts of 64-bit numbers overlap.
     """
     context = tf.distribute.get_replica_context()
     if context is None or shape.shape[0] == 0:
@@ -1083,22 +1083,25 @@ def draw_part(draw, shape, **options):
 
 
 class ThreadLosses(threading.local, collections.UserList):
-    """The losses that a layer adds, such as losses of activity regularizers, for each thread.
+    """A list of the losses that a layer adds, such as an activity regularizer's, for each thread.
 
-    Each replica runs in its own thread, and threads take turns at each sum over replicas. In
-    Keras's own list, the losses of replicas would mix.
+    MirroredStrategy runs each replica in its own thread, and switches between threads at each sum
+    over replicas, such as a BatchNormalization's. Keras's list is one for all threads, so the
+    losses of replicas would mix in it.
     """
 
 
-def synchronize_batch_normalization():
-    """Have each BatchNormalization use the statistics of the global batch. Print their number.
+def prepare_layers_for_replicas():
+    """Separate the losses of replicas, and have each BatchNormalization use the global batch.
 
-    Keras's default is a replica's own batch, also in keras.applications. Then the replicas' moving
-    averages differ, and a checkpoint contains only the first replica's.
+    Print the number of these BatchNormalizations. Their default, also in keras.applications, are
+    the statistics of a replica's own batch. Then the replicas' moving averages differ, and a
+    checkpoint contains only the first replica's. Frozen ones use no statistics of a batch.
     """
     count = 0
     for each in tf.nest.flatten(model):
-        for layer in each._flatten_layers():  # Keras has no public way to list nested layers
+        # Keras has no public way to list nested layers, or to replace their lists of losses.
+        for layer in each._flatten_layers():
             layer._losses = ThreadLosses()
             if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
                 layer.synchronized = True
@@ -1305,7 +1308,7 @@ def create_training_state():
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
     if config.replicas > 1:
-        synchronize_batch_normalization()
+        prepare_layers_for_replicas()
         share_random_numbers()
     with strategy.scope():
         state.step_in_graph = tf.Variable(0.0)  # float32: exact up to 2**24 steps
@@ -1313,7 +1316,9 @@ def create_training_state():
             if its_optimizer:
                 set_schedule(its_optimizer)
                 if config.replicas > 1 and its_optimizer.gradient_accumulation_steps:
-                    raise WrongInput("gradient_accumulation_steps is for one replica; use None")
+                    raise WrongInput(
+                        "optimizer.gradient_accumulation_steps is for one replica; use None"
+                    )
                 # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)
     if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs
