@@ -1260,12 +1260,15 @@ def test_metric_by_its_index_passes(run_tests):
     assert not report.failed, report.output
 
 
+LONG_EXCEPTION = """
+def end_epoch(history):
+    raise LookupError("the reason" + "\\nan example" * 30)
+"""
+
+
 @pytest.mark.long
 def test_long_exception_keeps_its_first_line(run_tests):
-    # It accepts a batch of 4, and fails in the batches of a run.
-    statement = """if images.shape[0] != 4:
-        raise LookupError("the reason" + "\\nan example" * 30)"""
-    report = run_tests(return_batch(before=statement), only=REPLICAS)
+    report = run_tests(LONG_EXCEPTION, only=REPLICAS)
     assert report.outcomes == {REPLICAS: "FAILED"}
     assert "LookupError: the reason" in report.output
 
