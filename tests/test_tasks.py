@@ -96,11 +96,10 @@ def read_python_blocks(path, *marks):
     return [textwrap.dedent(block) for mark in marks for block in blocks if mark in block]
 
 
-def replace_lines(text, first, last, block):
-    """Replace the lines of a script from the one that begins a text to the one that begins
-    another."""
+def replace_code(text, first, following, block):
+    """Replace the code of a script from one text up to the text that follows it."""
     start_of_block = text.index(first)
-    end_of_block = text.index("\n", text.index(last, start_of_block)) + 1
+    end_of_block = text.index(following, start_of_block)
     return text[:start_of_block] + block + text[end_of_block:]
 
 
@@ -115,8 +114,8 @@ def test_edit_to_fashion_mnist(projects, tmp_path):
     data, model = read_python_blocks(readme, "fashion_mnist", "28, 28")
     data = textwrap.indent(data, " " * 4)
     model = textwrap.indent(model, " " * 8)
-    text = replace_lines(text, "    from sklearn.datasets", "    return [tf.data", data)
-    text = replace_lines(text, "        model = keras.Seq", "        )", model)
+    text = replace_code(text, "    from sklearn.datasets", "\n\ndef adapt", data)
+    text = replace_code(text, "        model = keras.Seq", "        optimizer =", model)
     script = tmp_path / "train.py"
     script.write_text(text, encoding="utf-8")
     env = environment(KERAS_HOME=str(tmp_path / "keras"))
