@@ -15,8 +15,7 @@ def create_checkpoints():
     }
     checkpoints["best"] = tf.train.Checkpoint(**saved)
     checkpoints["last"] = tf.train.Checkpoint(
-        **saved,
-        optimizer=[variable.value for variable in list_variables(optimizer)],
+        **saved, optimizer=[variable.value for variable in list_variables(optimizer)]
     )
 
 
@@ -32,12 +31,10 @@ def sum_variables():
             sums.append(tf.cast(tf.reduce_sum(value), tf.float64))
     return tf.add_n(sums)
     # {% else %}
-    return tf.add_n(
-        [
-            tf.cast(tf.reduce_sum(variable.value), tf.float64)
-            for variable in list_variables((model, optimizer))
-            if "float" in variable.dtype
-        ]
+    return sum(
+        tf.cast(tf.reduce_sum(variable.value), tf.float64)
+        for variable in list_variables((model, optimizer))
+        if "float" in variable.dtype
     )
     # {% endif %}
 

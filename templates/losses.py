@@ -15,7 +15,7 @@ def compute_loss(labels, predictions, sample_weight):
     """
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
-    regularization = [x for each in tf.nest.flatten(model) for x in each.losses]
-    if regularization:
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
+    for each in tf.nest.flatten(model):
+        for regularization in each.losses:
+            loss += tf.nn.scale_regularization_loss(regularization)
     return loss

@@ -93,9 +93,9 @@ def create_local_strategy(name):
     """Return a strategy for the devices of this machine."""
     if config.replicas:
         tf.config.set_visible_devices([], "GPU")
-        cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * config.replicas
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * config.replicas,
         )
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":

@@ -33,11 +33,20 @@ def create_training_state():
                 set_schedule(its_optimizer)
                 # {% endif %}
                 # {% if cookiecutter.__size != "parameter_server" %}
-                if config.replicas > 1 and its_optimizer.gradient_accumulation_steps:
+                if config.replicas > 1 and (
+                    its_optimizer.gradient_accumulation_steps
+                    or its_optimizer.ema_overwrite_frequency
+                ):
                     raise WrongInput(
-                        "optimizer.gradient_accumulation_steps is for one replica; use None"
+                        "gradient_accumulation_steps and ema_overwrite_frequency of an optimizer "
+                        "are for one replica; use None"
                     )
                 # {% endif %}
+                if not each.trainable_variables:
+                    raise WrongInput(
+                        "create_model_and_optimizer: no weights to train; add a keras.Input, or call "
+                        "the model on an example"
+                    )
                 # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)
     # {% if cookiecutter.__size != "parameter_server" %}

@@ -47,8 +47,8 @@ REPLICAS = {
         "replicas.py::test_replicas_agree_with_dropout[2]",
     ),
     "the regularization counts once": Break(
-        "tf.nn.scale_regularization_loss(tf.add_n(regularization))",
-        "tf.add_n(regularization)",
+        "tf.nn.scale_regularization_loss(regularization)",
+        "regularization",
         "numerics.py::test_regularization_counts_once_on_any_replicas",
     ),
     "the optimizer's variables are created before the step": Break(

@@ -519,9 +519,26 @@ def test_weights_without_a_gradient_are_allowed(essential_script, tmp_path):
 
 
 @pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
-def test_accumulation_by_keras_is_for_one_replica(size, scripts, tmp_path):
-    code = use_optimizer("Adam(learning_rate, gradient_accumulation_steps=2)")
+@pytest.mark.parametrize(
+    "setting", ["gradient_accumulation_steps=2", "use_ema=True, ema_overwrite_frequency=2"]
+)
+def test_settings_of_an_optimizer_for_one_replica(setting, size, scripts, tmp_path):
+    code = use_optimizer(f"Adam(learning_rate, {setting})")
     script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, code)
     train(script, "--epochs", "1")
     outcome = run_script(script, *flags_of(2), "--epochs", "1", "--run-dir", "two")
-    assert_fails(outcome, 2, "gradient_accumulation_steps is for one replica; use")
+    assert_fails(outcome, 2, "ema_overwrite_frequency of an optimizer are for one replica; use")
+
+
+UNBUILT = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        layers = [keras.layers.Flatten(), keras.layers.Dense(10)]
+        return keras.Sequential(layers), Adam(config.learning_rate)
+"""
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+def test_model_without_weights_is_named(size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, UNBUILT)
+    assert_fails(run_script(script), 2, "no weights to train; add a keras.Input")

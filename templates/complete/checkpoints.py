@@ -18,8 +18,13 @@ def copy_variables():
     On a CPU the copy is cheap: the buffers are shared until the next step writes to them.
     """
     variables = get_variables()
-    sums = [tf.reduce_sum(x) for x in tf.nest.flatten(variables) if x.dtype.is_floating]
-    are_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
+    are_finite = tf.reduce_all(
+        [
+            tf.math.is_finite(tf.reduce_sum(value))
+            for value in tf.nest.flatten(variables)
+            if value.dtype.is_floating
+        ]
+    )
     if config.worker_index > 0:  # only the chief writes checkpoints
         variables = dict.fromkeys(variables, [])
     with tf.device("CPU:0"):

@@ -24,6 +24,11 @@ def create_training_state(datasets, checkpoint):
         for each, its_optimizer in pair_optimizers():
             # In a traced step it would be too late to create variables (keras#23085).
             if its_optimizer:
+                if not each.trainable_variables:
+                    raise WrongInput(
+                        "create_model_and_optimizer: no weights to train; add a keras.Input, or "
+                        "call the model on an example"
+                    )
                 its_optimizer.build(each.trainable_variables)
         gradient_norm = keras.metrics.Mean(name="gradient_norm")
     wrap_compute_gradients()
@@ -36,9 +41,10 @@ def configure_optimizer(each):
     """
     if not each:
         return None
-    if config.replicas > 1 and each.gradient_accumulation_steps:
+    if config.replicas > 1 and (each.gradient_accumulation_steps or each.ema_overwrite_frequency):
         raise WrongInput(
-            "optimizer.gradient_accumulation_steps is for one replica; use --accumulation-steps"
+            "gradient_accumulation_steps and ema_overwrite_frequency of an optimizer are for one "
+            "replica; use --accumulation-steps and --ema-momentum"
         )
     set_schedule(each)
     if config.ema_momentum:

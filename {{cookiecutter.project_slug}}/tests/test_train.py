@@ -81,7 +81,7 @@ JOBS = (
     "two_workers_run",
     # {% endif %}
     "evaluation",
-    "export_problems",
+    "export_checks",
 )
 
 
@@ -150,7 +150,7 @@ def evaluation(undisturbed_run):
 
 
 @pytest.fixture(scope="session")
-def export_problems(undisturbed_run):
+def export_checks(undisturbed_run):
     return POOL.submit(ask_about, undisturbed_run, "check_exports")
 
 
@@ -228,8 +228,10 @@ def test_two_workers_equal_two_replicas(two_workers_run, undisturbed_run, reques
 
 
 # {% endif %}
-def test_export_predicts_what_the_model_predicts(export_problems):
-    problems = export_problems.result()
+def test_export_predicts_what_the_model_predicts(export_checks, request):
+    problems, hints = export_checks.result()
+    for hint in hints:
+        request.node.warn(pytest.PytestWarning(hint))
     if problems:
         fail(*problems)
 

@@ -216,7 +216,7 @@ def evaluate(run_dir):
 
 
 def check_exports(run_dir):
-    """Return what is wrong with a run's exports."""
+    """Return what is wrong with a run's exports, and what could be better."""
     checks = {
         "the SavedModel": compare_saved_model,
         "model.keras": compare_keras_file,
@@ -227,16 +227,41 @@ def check_exports(run_dir):
         problem = check_export(compare, Path(run_dir, "export"))
         if problem:
             problems.append(f"create_model_and_optimizer: {name} in export/ {problem}")
-    return problems
+    return problems, list(find_fixed_lengths())
+
+
+def create_serving_function():
+    """Return the hook's function of the best checkpoint, and the example that the hook got."""
+    _, _, split = train.create_datasets()
+    example = next(iter(fetch_batches(split.batch(1))))
+    return train.create_serving_function(tf.nest.flatten(train.model), example), example
+
+
+def find_fixed_lengths():
+    """Yield a hint for each input of which the SavedModel takes one length and the model any.
+
+    Only a `preprocess` that returns the features unchanged is known to take any length.
+    """
+    serve, example = create_serving_function()
+    batch = train.preprocess(example, create_seeds(0, 1), training=False)
+    inputs = example[0] if isinstance(example, tuple) else example
+    model_inputs = getattr(tf.nest.flatten(train.model)[0], "inputs", [])
+    specs = tf.nest.flatten(serve.input_signature)
+    if batch[0] is not inputs or len(specs) != len(model_inputs):
+        return
+    for spec, model_input in zip(specs, model_inputs, strict=True):
+        shape = tuple(model_input.shape)
+        if None in shape[1:] and None not in spec.shape[1:]:
+            yield (
+                f"create_serving_function: the SavedModel takes shape {tuple(spec.shape)}, but the "
+                f"model takes {shape}; for sequences of any length, use None in `specs`"
+            )
 
 
 def compare_saved_model(folder):
     """Compare the SavedModel's function with the hook's function of the best checkpoint."""
     loaded = tf.saved_model.load(str(folder))
-    models = tf.nest.flatten(train.model)
-    _, _, split = train.create_datasets()
-    example = next(iter(fetch_batches(split.batch(1))))
-    serve = train.create_serving_function(models, example)
+    serve, example = create_serving_function()
     if takes_first_component(serve, example):
         batches = [(inputs,) for inputs, _ in read_test_split(choose_batch_size())]
     else:

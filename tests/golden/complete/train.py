@@ -337,9 +337,9 @@ def compute_loss(labels, predictions, sample_weight):
     """
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
-    regularization = [x for each in tf.nest.flatten(model) for x in each.losses]
-    if regularization:
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
+    for each in tf.nest.flatten(model):
+        for regularization in each.losses:
+            loss += tf.nn.scale_regularization_loss(regularization)
     return loss
 
 
@@ -918,9 +918,9 @@ def create_local_strategy(name):
     """Return a strategy for the devices of this machine."""
     if config.replicas:
         tf.config.set_visible_devices([], "GPU")
-        cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * config.replicas
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * config.replicas,
         )
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":
@@ -1302,8 +1302,13 @@ def copy_variables():
     On a CPU the copy is cheap: the buffers are shared until the next step writes to them.
     """
     variables = get_variables()
-    sums = [tf.reduce_sum(x) for x in tf.nest.flatten(variables) if x.dtype.is_floating]
-    are_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
+    are_finite = tf.reduce_all(
+        [
+            tf.math.is_finite(tf.reduce_sum(value))
+            for value in tf.nest.flatten(variables)
+            if value.dtype.is_floating
+        ]
+    )
     if config.worker_index > 0:  # only the chief writes checkpoints
         variables = dict.fromkeys(variables, [])
     with tf.device("CPU:0"):
@@ -1943,6 +1948,11 @@ def create_training_state(datasets, checkpoint):
         for each, its_optimizer in pair_optimizers():
             # In a traced step it would be too late to create variables (keras#23085).
             if its_optimizer:
+                if not each.trainable_variables:
+                    raise WrongInput(
+                        "create_model_and_optimizer: no weights to train; add a keras.Input, or "
+                        "call the model on an example"
+                    )
                 its_optimizer.build(each.trainable_variables)
         gradient_norm = keras.metrics.Mean(name="gradient_norm")
     wrap_compute_gradients()
@@ -1955,9 +1965,10 @@ def configure_optimizer(each):
     """
     if not each:
         return None
-    if config.replicas > 1 and each.gradient_accumulation_steps:
+    if config.replicas > 1 and (each.gradient_accumulation_steps or each.ema_overwrite_frequency):
         raise WrongInput(
-            "optimizer.gradient_accumulation_steps is for one replica; use --accumulation-steps"
+            "gradient_accumulation_steps and ema_overwrite_frequency of an optimizer are for one "
+            "replica; use --accumulation-steps and --ema-momentum"
         )
     set_schedule(each)
     if config.ema_momentum:

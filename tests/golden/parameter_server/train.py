@@ -264,9 +264,9 @@ def compute_loss(labels, predictions, sample_weight):
     """
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
-    regularization = [x for each in tf.nest.flatten(model) for x in each.losses]
-    if regularization:
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
+    for each in tf.nest.flatten(model):
+        for regularization in each.losses:
+            loss += tf.nn.scale_regularization_loss(regularization)
     return loss
 
 
@@ -1067,8 +1067,7 @@ def create_checkpoints():
     }
     checkpoints["best"] = tf.train.Checkpoint(**saved)
     checkpoints["last"] = tf.train.Checkpoint(
-        **saved,
-        optimizer=[variable.value for variable in list_variables(optimizer)],
+        **saved, optimizer=[variable.value for variable in list_variables(optimizer)]
     )
 
 
@@ -1349,6 +1348,11 @@ def create_training_state():
     with strategy.scope():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             if its_optimizer:
+                if not each.trainable_variables:
+                    raise WrongInput(
+                        "create_model_and_optimizer: no weights to train; add a keras.Input, or call "
+                        "the model on an example"
+                    )
                 # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)
     create_checkpoints()

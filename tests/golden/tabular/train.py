@@ -240,7 +240,7 @@ def create_loss_objects(strategy):
     """
     with strategy.scope():
         # TODO(you): your loss, or several that `compute_losses` adds up.
-        return keras.losses.Huber(delta=50.0, reduction="none")
+        return keras.losses.Huber(50.0, reduction="none")  # linear for errors above 50
 
 
 def create_metrics(strategy):
@@ -267,9 +267,9 @@ def compute_loss(labels, predictions, sample_weight):
     """
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
-    regularization = [x for each in tf.nest.flatten(model) for x in each.losses]
-    if regularization:
-        loss += tf.nn.scale_regularization_loss(tf.add_n(regularization))
+    for each in tf.nest.flatten(model):
+        for regularization in each.losses:
+            loss += tf.nn.scale_regularization_loss(regularization)
     return loss
 
 
@@ -633,9 +633,9 @@ def create_local_strategy(name):
     """Return a strategy for the devices of this machine."""
     if config.replicas:
         tf.config.set_visible_devices([], "GPU")
-        cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * config.replicas
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * config.replicas,
         )
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":
@@ -848,20 +848,17 @@ def create_checkpoints():
     }
     checkpoints["best"] = tf.train.Checkpoint(**saved)
     checkpoints["last"] = tf.train.Checkpoint(
-        **saved,
-        optimizer=[variable.value for variable in list_variables(optimizer)],
+        **saved, optimizer=[variable.value for variable in list_variables(optimizer)]
     )
 
 
 @tf.function
 def sum_variables():
     """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
-    return tf.add_n(
-        [
-            tf.cast(tf.reduce_sum(variable.value), tf.float64)
-            for variable in list_variables((model, optimizer))
-            if "float" in variable.dtype
-        ]
+    return sum(
+        tf.cast(tf.reduce_sum(variable.value), tf.float64)
+        for variable in list_variables((model, optimizer))
+        if "float" in variable.dtype
     )
 
 
@@ -1208,9 +1205,18 @@ def create_training_state():
     with strategy.scope():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             if its_optimizer:
-                if config.replicas > 1 and its_optimizer.gradient_accumulation_steps:
+                if config.replicas > 1 and (
+                    its_optimizer.gradient_accumulation_steps
+                    or its_optimizer.ema_overwrite_frequency
+                ):
                     raise WrongInput(
-                        "optimizer.gradient_accumulation_steps is for one replica; use None"
+                        "gradient_accumulation_steps and ema_overwrite_frequency of an optimizer "
+                        "are for one replica; use None"
+                    )
+                if not each.trainable_variables:
+                    raise WrongInput(
+                        "create_model_and_optimizer: no weights to train; add a keras.Input, or call "
+                        "the model on an example"
                     )
                 # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)
