@@ -14,8 +14,9 @@ def compute_loss(labels, predictions, sample_weight):
     regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
     losses = compute_losses(labels, predictions)
-    loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
+    loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):
         for regularization in each.losses:
-            loss += tf.nn.scale_regularization_loss(regularization)
+            # In mixed precision, the loss of an activity is of half precision.
+            loss += tf.nn.scale_regularization_loss(tf.cast(regularization, loss.dtype))
     return loss

@@ -44,8 +44,8 @@ def create_training_state():
                 # {% endif %}
                 if not each.trainable_variables:
                     raise WrongInput(
-                        "create_model_and_optimizer: no weights to train; add a keras.Input, or call "
-                        "the model on an example"
+                        "create_model_and_optimizer: no weights to train; add a keras.Input, or "
+                        "call the model on an example"
                     )
                 # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)

@@ -21,6 +21,7 @@ from variants import (
     SAME_SPLITS,
     SMALL_DATA,
     WEIGHTED,
+    replace_image_model,
     take_examples,
     use_optimizer,
     write_copies,
@@ -133,6 +134,22 @@ def test_regularization_counts_once_on_any_replicas(train_once):
     plain = read_numbers(train_once(*flags, code=(NO_DROPOUT,)))
     # 0.01 times the sum of squares of Glorot's weights, of 512 × 64 and 64 × 10: 1.3 at the start.
     assert 0.2 < one[0]["loss"] - plain[0]["loss"] < 2
+
+
+ACTIVE = replace_image_model(
+    "keras.layers.Rescaling(1 / 16)",
+    "keras.layers.Flatten()",
+    'keras.layers.Dense(64, kernel_regularizer="l2", activity_regularizer="l2")',
+    'keras.layers.Dense(10, dtype="float32")',
+)
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=LONG)])
+def test_regularization_in_mixed_precision(precision, train_once):
+    expected = read_numbers(train_once(*SHORT, code=(ACTIVE,)))
+    mixed = read_numbers(train_once(*SHORT, "--precision", precision, code=(ACTIVE,)))
+    for line, other in zip(mixed, expected, strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], rel=0.02)
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ SUM_OF_LOSSES = "tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_wei
 
 REPLICAS = {
     "the loss is divided by the global batch": Break(
-        "tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)",
+        "tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)",
         "tf.reduce_mean(losses * sample_weight)",
         "replicas.py::test_replicas_agree_with_dropout[2]",
     ),
@@ -47,8 +47,8 @@ REPLICAS = {
         "replicas.py::test_replicas_agree_with_dropout[2]",
     ),
     "the regularization counts once": Break(
-        "tf.nn.scale_regularization_loss(regularization)",
-        "regularization",
+        "tf.nn.scale_regularization_loss(tf.cast(regularization, loss.dtype))",
+        "tf.cast(regularization, loss.dtype)",
         "numerics.py::test_regularization_counts_once_on_any_replicas",
     ),
     "the optimizer's variables are created before the step": Break(

@@ -141,7 +141,7 @@ class Config:
     )
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     strategy: str = flag(
-        "auto", "distribution", choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"]
+        "auto", "distribution", choices="auto one_device mirrored multi_worker tpu".split()
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
@@ -336,10 +336,11 @@ def compute_loss(labels, predictions, sample_weight):
     regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
     losses = compute_losses(labels, predictions)
-    loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
+    loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):
         for regularization in each.losses:
-            loss += tf.nn.scale_regularization_loss(regularization)
+            # In mixed precision, the loss of an activity is of half precision.
+            loss += tf.nn.scale_regularization_loss(tf.cast(regularization, loss.dtype))
     return loss
 
 

@@ -111,7 +111,7 @@ class Config:
     mode: str = flag("train", "train, or test the best checkpoint", choices=["train", "evaluate"])
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     strategy: str = flag(
-        "auto", "distribution", choices=["auto", "one_device", "mirrored", "multi_worker", "tpu"]
+        "auto", "distribution", choices="auto one_device mirrored multi_worker tpu".split()
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
@@ -266,10 +266,11 @@ def compute_loss(labels, predictions, sample_weight):
     regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
     losses = compute_losses(labels, predictions)
-    loss = tf.nn.compute_average_loss(losses, sample_weight, global_batch_size=GLOBAL_BATCH_SIZE)
+    loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):
         for regularization in each.losses:
-            loss += tf.nn.scale_regularization_loss(regularization)
+            # In mixed precision, the loss of an activity is of half precision.
+            loss += tf.nn.scale_regularization_loss(tf.cast(regularization, loss.dtype))
     return loss
 
 
@@ -1215,8 +1216,8 @@ def create_training_state():
                     )
                 if not each.trainable_variables:
                     raise WrongInput(
-                        "create_model_and_optimizer: no weights to train; add a keras.Input, or call "
-                        "the model on an example"
+                        "create_model_and_optimizer: no weights to train; add a keras.Input, or "
+                        "call the model on an example"
                     )
                 # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)
