@@ -173,8 +173,8 @@ RESUME = {
         KILLED_COMPLETE,
     ),
     "the essential script restores the optimizer": Break(
-        "        optimizer=[variable.value for variable in list_variables(optimizer)],\n",
-        "",
+        "**saved, optimizer=[variable.value for variable in list_variables(optimizer)]\n",
+        "**saved\n",
         KILLED_ESSENTIAL,
     ),
     "evaluation changes no random state": Break(
