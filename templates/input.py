@@ -44,8 +44,7 @@ def load_into_memory(dataset, split):
             f"create_datasets: {split} is empty or of unknown size; use Dataset.assert_cardinality"
         )
     with tf.device("CPU:0"):
-        examples = dataset.batch(size).get_single_element()
-        return tf.nest.map_structure(tf.Variable, examples), size
+        return tf.nest.map_structure(tf.Variable, dataset.batch(size).get_single_element()), size
 
 
 # {% endif %}

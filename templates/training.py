@@ -4,7 +4,7 @@ def train_epochs(train_set, validation_set):
     # {% if cookiecutter.__size == "parameter_server" %}
     on_signals(request_stop)
     # {% else %}
-    on_signals(lambda number, _: signals.append(number))
+    on_signals(lambda *received: signals.append(received))
     # {% endif %}
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there

@@ -1,3 +1,9 @@
+def reset_keras():
+    """Have Keras name layers and draw random numbers as at the start of each run."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(config.seed)
+
+
 def create_training_state():
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
@@ -7,8 +13,7 @@ def create_training_state():
     global GLOBAL_BATCH_SIZE, compute_gradients
     # {% endif %}
     GLOBAL_BATCH_SIZE = config.global_batch_size
-    keras.utils.clear_session()  # otherwise layers get other names
-    keras.utils.set_random_seed(config.seed)
+    reset_keras()
     loss_object = create_loss_objects(strategy)
     # {% if cookiecutter.__size == "parameter_server" %}
     train_metrics, validation_metrics, test_metrics = create_metrics(tf.distribute.get_strategy())

@@ -149,6 +149,29 @@ def test_export_has_the_lookup_table_of_the_serving_function(size, scripts, tmp_
     assert (tmp_path / "run" / "export" / "saved_model.pb").exists()
 
 
+# As the random features of keras.io's neural decision forests.
+DRAWS_CONSTANTS = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        images = keras.Input([8, 8, 1])
+        features = keras.layers.Flatten()(images) / 16
+        features = keras.ops.matmul(features, np.random.normal(size=[64, 16]).astype("float32"))
+        model = keras.Model(images, keras.layers.Dense(10)(features))
+        return model, Adam(config.learning_rate)
+"""
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+def test_export_has_the_constants_that_a_hook_draws(size, scripts, tmp_path):
+    train(write_variant(scripts[size], tmp_path, DRAWS_CONSTANTS), *ONE_EPOCH)
+    run_dir = tmp_path / "run"
+    [exports] = query("runs.evaluate_exports", run_dir)
+    tested = read_numbers(run_dir)[-1]
+    for splits in exports.values():
+        for name in ("loss", "accuracy"):
+            assert splits["test"][name] == pytest.approx(tested[name], rel=1e-5)
+
+
 @pytest.mark.long
 def test_model_of_the_export_is_created_on_the_cpu(complete_script, tmp_path):
     script = write_variant(complete_script, tmp_path, SMALL_IMAGES)

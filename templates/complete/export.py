@@ -10,8 +10,7 @@ def export(folder, examples):
 
     The exported models are copies made without a strategy, which can be loaded anywhere.
     """
-    keras.utils.clear_session()  # otherwise layers get other names
-    keras.config.set_dtype_policy(config.precision)
+    reset_keras()  # a hook may draw constants, such as the frequencies of random features
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
         for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):

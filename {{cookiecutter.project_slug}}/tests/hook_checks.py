@@ -216,13 +216,13 @@ def set_globals(batch_size):
     train.strategy = tf.distribute.get_strategy()
     train.config.global_batch_size = batch_size
     train.GLOBAL_BATCH_SIZE = batch_size
+    train.reset_keras()
     # Only the complete script uses this metric.
     train.gradient_norm = keras.metrics.Mean(name="gradient_norm")
 
 
 def create_training_state():
     """Create the model and all that belongs to it, for batches of 4. Return a batch."""
-    keras.utils.clear_session()  # so that layers have the names that they have in a run
     set_globals(batch_size=4)
     strategy = train.strategy
     train.loss_object = train.create_loss_objects(strategy)
