@@ -43,11 +43,12 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - create_datasets, fetch, preprocess: random numbers that don't come from `seeds`"""
 ROUNDING_SHOWS = """The cause is rounding: on 1 replica, initial weights that differ by rounding
 errors change the results, too, from step {step} on. Before it, replicas agree. Possible causes:
-- create_model_and_optimizer: a deep model or a high learning rate, which amplify rounding errors"""
+- create_model_and_optimizer: a deep model or a high learning rate, which amplify rounding errors
+- any hook: a choice between nearly equal values, such as argmax"""
 FLIPS_SHOW = """The cause is probably rounding. All losses agree, and all metrics in the first line.
 Later, metrics count a few examples otherwise, whose classes are nearly equally likely."""
 MOST_FLIPS = 0.02  # share of a line's examples
-PERTURBATIONS = 5  # some have no effect on the results
+PERTURBATIONS = 5  # each is twice as large as the one before; some have no effect
 # {% endif %}
 RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: random numbers that don't come from `seeds`

@@ -53,17 +53,19 @@ def train_only(*flags):
 def train_perturbed(seed, *flags):
     """Run train.py from weights that differ by rounding errors, which depend on a seed.
 
-    If this changes the results, the model scales rounding errors up.
+    If this changes the results, the model scales rounding errors up. The errors double with each
+    seed: a sum over a batch rounds more than a single number.
     """
     create_model_and_optimizer = train.create_model_and_optimizer
 
     def create_perturbed(strategy):
         created = create_model_and_optimizer(strategy)
         signs = np.random.default_rng(int(seed))
+        size = 2 ** int(seed) * np.finfo("float32").eps
         for model in tf.nest.flatten(created[0]):
             for variable in model.trainable_variables:
                 value = variable.numpy()
-                error = np.finfo("float32").eps * signs.choice([-1, 1], value.shape)
+                error = size * signs.choice([-1, 1], value.shape)
                 variable.assign(value * (1 + error))
         return created
 

@@ -1879,8 +1879,7 @@ def export(folder, examples):
 
     The exported models are copies made without a strategy, which can be loaded anywhere.
     """
-    keras.utils.clear_session()  # otherwise layers get other names
-    keras.config.set_dtype_policy(config.precision)
+    reset_keras()  # a hook may draw constants, such as the frequencies of random features
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
         for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
@@ -1923,15 +1922,20 @@ def report_export_errors(form):
         print_status(f"export: the model can't be written as {form}: {get_first_line(error)}")
 
 
+def reset_keras():
+    """Have Keras name layers and draw random numbers as at the start of each run."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(config.seed)
+    keras.config.set_dtype_policy(config.precision)
+
+
 def create_training_state(datasets, checkpoint):
     """Create the loss, metrics, model and optimizer. Try to export the model of a new run."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global gradient_norm, GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size // config.accumulation_steps
     is_new_run = config.mode == "train" and not checkpoint
-    keras.utils.clear_session()  # otherwise layers get other names
-    keras.utils.set_random_seed(config.seed)
-    keras.config.set_dtype_policy(config.precision)
+    reset_keras()
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)

@@ -692,8 +692,7 @@ def load_into_memory(dataset, split):
             f"create_datasets: {split} is empty or of unknown size; use Dataset.assert_cardinality"
         )
     with tf.device("CPU:0"):
-        examples = dataset.batch(size).get_single_element()
-        return tf.nest.map_structure(tf.Variable, examples), size
+        return tf.nest.map_structure(tf.Variable, dataset.batch(size).get_single_element()), size
 
 
 def describe_examples(examples, size):
@@ -1171,7 +1170,7 @@ def export(folder, examples):
 
     The exported models are copies made without a strategy, which can be loaded anywhere.
     """
-    keras.utils.clear_session()  # otherwise layers get other names
+    reset_keras()  # a hook may draw constants, such as the frequencies of random features
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
         for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
@@ -1193,13 +1192,18 @@ def export(folder, examples):
     part.rename(folder)
 
 
+def reset_keras():
+    """Have Keras name layers and draw random numbers as at the start of each run."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(config.seed)
+
+
 def create_training_state():
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global GLOBAL_BATCH_SIZE, compute_gradients
     GLOBAL_BATCH_SIZE = config.global_batch_size
-    keras.utils.clear_session()  # otherwise layers get other names
-    keras.utils.set_random_seed(config.seed)
+    reset_keras()
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
@@ -1260,7 +1264,7 @@ def is_checkpoint_due(first_step):
 def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
     iterator, _ = train_set
-    on_signals(lambda number, _: signals.append(number))
+    on_signals(lambda *received: signals.append(received))
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
