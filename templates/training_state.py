@@ -43,8 +43,8 @@ def create_training_state():
                     or its_optimizer.ema_overwrite_frequency
                 ):
                     raise WrongInput(
-                        "gradient_accumulation_steps and ema_overwrite_frequency of an optimizer "
-                        "are for one replica; use None"
+                        "create_model_and_optimizer: gradient_accumulation_steps and "
+                        "ema_overwrite_frequency of an optimizer are for one replica; use None"
                     )
                 # {% endif %}
                 if not each.trainable_variables:

@@ -322,9 +322,8 @@ def find_step_of_rounding(replicas, folder):
 
 def find_first_difference(run_dir, expected_dir, are_equal):
     """Return the step of the first line in which two logs differ, or None."""
-    for line, _, _ in compare_logs(run_dir, expected_dir, are_equal):
-        return line["step"]
-    return None
+    differences = compare_logs(run_dir, expected_dir, are_equal)
+    return differences[0][0]["step"] if differences else None
 
 
 # {% endif %}

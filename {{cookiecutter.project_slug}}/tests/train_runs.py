@@ -232,7 +232,7 @@ def check_exports(run_dir):
     return problems, list(find_fixed_lengths())
 
 
-def create_serving_function():
+def call_serving_hook():
     """Return the hook's function of the best checkpoint, and the example that the hook got."""
     _, _, split = train.create_datasets()
     example = next(iter(fetch_batches(split.batch(1))))
@@ -244,7 +244,7 @@ def find_fixed_lengths():
 
     Only a `preprocess` that returns the features unchanged is known to take any length.
     """
-    serve, example = create_serving_function()
+    serve, example = call_serving_hook()
     batch = train.preprocess(example, create_seeds(0, 1), training=False)
     inputs = example[0] if isinstance(example, tuple) else example
     model_inputs = getattr(tf.nest.flatten(train.model)[0], "inputs", [])
@@ -263,7 +263,7 @@ def find_fixed_lengths():
 def compare_saved_model(folder):
     """Compare the SavedModel's function with the hook's function of the best checkpoint."""
     loaded = tf.saved_model.load(str(folder))
-    serve, example = create_serving_function()
+    serve, example = call_serving_hook()
     if takes_first_component(serve, example):
         batches = [(inputs,) for inputs, _ in read_test_split(choose_batch_size())]
     else:

@@ -1972,8 +1972,8 @@ def configure_optimizer(each):
         return None
     if config.replicas > 1 and (each.gradient_accumulation_steps or each.ema_overwrite_frequency):
         raise WrongInput(
-            "gradient_accumulation_steps and ema_overwrite_frequency of an optimizer are for one "
-            "replica; use --accumulation-steps and --ema-momentum"
+            "create_model_and_optimizer: gradient_accumulation_steps and ema_overwrite_frequency "
+            "of an optimizer are for one replica; use --accumulation-steps and --ema-momentum"
         )
     set_schedule(each)
     if config.ema_momentum:
