@@ -366,14 +366,19 @@ def join_numbers(lines):
     return numbers
 
 
-def assert_close(lines, expected, rel, abs=0):
-    """Assert that two logs have the same lines, with numbers that are equal to a tolerance."""
+def assert_close(lines, expected, rel, abs=0, flips=0):
+    """Assert that two logs have the same lines, with numbers that are equal to a tolerance.
+
+    Accuracies may also differ by `flips` predictions of 270: rounding decides between two classes
+    that are almost equally likely, and differs from one kind of CPU to another.
+    """
     assert len(lines) == len(expected) > 0
     numbers = join_numbers(lines)
     others = join_numbers(expected)
     assert numbers.keys() == others.keys()
     for key, value in numbers.items():
-        assert value == pytest.approx(others[key], rel=rel, abs=abs), key
+        tolerance = max(abs, flips / 270) if key[2] == "accuracy" else abs
+        assert value == pytest.approx(others[key], rel=rel, abs=tolerance), key
 
 
 def list_checkpoints(run_dir, kind="last"):
