@@ -377,7 +377,9 @@ def assert_close(lines, expected, rel, abs=0, flips=0):
     others = join_numbers(expected)
     assert numbers.keys() == others.keys()
     for key, value in numbers.items():
-        tolerance = max(abs, flips / 270) if key[2] == "accuracy" else abs
+        tolerance = abs
+        if flips and key[2] == "accuracy":
+            tolerance = (flips + 0.5) / 270
         assert value == pytest.approx(others[key], rel=rel, abs=tolerance), key
 
 

@@ -62,6 +62,37 @@ LAMBDA_LAYER = replace_image_model(
     "keras.layers.Flatten()",
     "keras.layers.Dense(10)",
 )
+# TensorFlow's message begins with a traceback.
+SERVES_OTHER_SHAPES = """
+def create_serving_function(models, example):
+    @tf.function(input_signature=[tf.TensorSpec([None, 5])])
+    def serve(features):
+        return tf.matmul(features, tf.zeros([4, 2]))
+
+    return serve
+"""
+# Keras loads a .keras file of this model without the weights, and without an error.
+BUILD_WITHOUT_WEIGHTS = """
+@keras.saving.register_keras_serializable()
+class Classifier(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.flatten = keras.layers.Flatten()
+        self.dense = keras.layers.Dense(10)
+
+    def build(self, shape):
+        self.built = True
+
+    def call(self, images):
+        return self.dense(self.flatten(images))
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        model = Classifier()
+        model(tf.zeros([1, 8, 8, 1]))
+        return model, keras.optimizers.Adam()
+"""
 
 
 def assert_reported_twice(output, message):
@@ -73,17 +104,34 @@ def assert_reported_twice(output, message):
 
 
 @pytest.mark.parametrize(
-    ("code", "what", "written"),
+    ("code", "what", "reason", "written"),
     [
-        (CALLS_PYTHON, "a SavedModel", {"model.keras"}),
-        (LAMBDA_LAYER, "model.keras", {"saved_model.pb"}),
+        (CALLS_PYTHON, "a SavedModel", "runs Python", {"model.keras"}),
+        (LAMBDA_LAYER, "model.keras", "unsafe_deserialization", {"saved_model.pb"}),
+        pytest.param(
+            SERVES_OTHER_SHAPES,
+            "a SavedModel",
+            "Dimensions must be equal, but are 5 and 4",
+            {"model.keras"},
+            marks=LONG,
+        ),
+        pytest.param(
+            BUILD_WITHOUT_WEIGHTS,
+            "model.keras",
+            "was expecting 0 weights",
+            {"saved_model.pb"},
+            marks=LONG,
+        ),
     ],
-    ids=["SavedModel", "keras"],
+    ids=["Python", "Lambda", "shapes", "weights"],
 )
-def test_export_errors_are_reported_at_startup(code, what, written, complete_script, tmp_path):
+def test_export_errors_are_reported_at_startup(
+    code, what, reason, written, complete_script, tmp_path
+):
     script = write_variant(complete_script, tmp_path, SMALL_IMAGES, code)
     output = train(script, *ONE_EPOCH)
     assert_reported_twice(output, f"can't be written as {what}")
+    assert reason in output
     run_dir = tmp_path / "run"
     assert read_numbers(run_dir)[-1]["split"] == "test"
     assert written <= set(os.listdir(run_dir / "export"))

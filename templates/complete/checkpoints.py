@@ -74,7 +74,7 @@ def write_checkpoint(kind, content, max_to_keep):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
     step = int(content["step"])
     checkpoint.save_counter.assign(step)  # doesn't depend on the number of restarts
-    folder = run_path("checkpoints", kind)
+    folder = run_path(f"checkpoints/{kind}")
     checkpoint.write(folder / f"ckpt-{step}")
     steps = [each for each in list_checkpoints(kind) if each <= step][-max_to_keep:]
     paths = [f"ckpt-{each}" for each in steps]
@@ -96,7 +96,7 @@ def list_checkpoints(kind):
     tf.train.latest_checkpoint reads TensorFlow's list. A kill may leave the list older than the
     files, and without the list it finds nothing.
     """
-    paths = run_path("checkpoints", kind).glob("ckpt-[0-9]*.*")
+    paths = run_path(f"checkpoints/{kind}").glob("ckpt-[0-9]*.*")
     return sorted(set(map(get_step, paths)))
 
 
@@ -120,12 +120,12 @@ def read_checkpoint(path):
 def read_newest(kind, steps):
     """Return the newest checkpoint that is not corrupt, or None."""
     for step in reversed(steps):
-        path = run_path("checkpoints", kind, f"ckpt-{step}")
+        path = run_path(f"checkpoints/{kind}/ckpt-{step}")
         try:
             return read_checkpoint(path)
         except Exception as error:
             # IndexError, DataLossError, OpError or ValueError, by what is cut short or flipped.
-            print_status(f"{path} is incomplete or corrupt, and left out: {get_first_line(error)}")
+            print_status(f"{path} is incomplete or corrupt, and left out: {get_reason(error)}")
     return None
 
 
@@ -140,7 +140,7 @@ def find_checkpoint(kind):
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
-    folder = run_path("checkpoints", kind)
+    folder = run_path(f"checkpoints/{kind}")
     is_new_run = config.mode == "train" and kind == "last" and not (folder / "checkpoint").exists()
     if checkpoint or is_new_run:
         return checkpoint
@@ -168,7 +168,7 @@ def restore(checkpoint, kinds=("model", "optimizer")):
                 raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
     except ValueError as error:
         raise WrongInput(
-            f"{checkpoint['path']} is of another model or optimizer ({get_first_line(error)}); "
+            f"{checkpoint['path']} is of another model or optimizer ({get_reason(error)}); "
             "use the same hooks and flags"
         ) from error
 

@@ -48,9 +48,17 @@ def find_lost_workers(error):
     return " and ".join(f"{job} {index}" for job, index in sorted(tasks)) or "another worker"
 
 
-def get_first_line(error):
-    """Return the first line of an exception's text, or its type if it has no text."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+# TensorFlow and Keras begin with a heading, or with the traceback in the traced code.
+BEFORE_REASON = (
+    r'(?m)in user code:|Graph execution error:|Detected at .*|^ *File ".*\n.*$|'
+    r".*Exception encountered when.*|\x1b\[\dm"
+)
+
+
+def get_reason(error):
+    """Return the line of an exception's text that gives the reason, or the exception."""
+    text = re.sub(BEFORE_REASON, "", str(error))
+    return text.strip().partition("\n")[0] or repr(error)
 
 
 def is_in_run_dir(error):

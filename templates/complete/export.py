@@ -35,10 +35,11 @@ def export(folder, examples):
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
         path = part / ("model.keras" if number == 1 else f"model_{number}.keras")
-        form = f"{path.name}; register your own classes in Keras, and give them a get_config"
+        form = f"{path.name}; register your own classes, give them a get_config and a build"
         with report_export_errors(form), tf.device("CPU:0"):
             each.save(path)
-            keras.saving.load_model(path, compile=False)
+            loaded = keras.saving.load_model(path, compile=False)
+            loaded.set_weights(each.get_weights())  # raises an error if it has fewer weights
     part.rename(folder)
 
 
@@ -50,4 +51,4 @@ def report_export_errors(form):
     except Exception as error:  # hooks can raise any type
         if "No space left on device" in str(error):
             raise
-        print_status(f"export: the model can't be written as {form}: {get_first_line(error)}")
+        print_status(f"export: the model can't be written as {form}: {get_reason(error)}")

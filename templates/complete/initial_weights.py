@@ -9,7 +9,7 @@ def read_weights(path):
         if path.endswith(".keras"):
             variables = keras.saving.load_model(path, compile=False).variables
             return [(variable.path, variable.numpy()) for variable in variables]
-        best = tf.train.latest_checkpoint(Path(path, "checkpoints", "best"))
+        best = tf.train.latest_checkpoint(Path(path, "checkpoints/best"))
         checkpoint = read_checkpoint(best or path)
         return [
             (name.decode(), checkpoint[f"model/{position}"])
@@ -19,7 +19,7 @@ def read_weights(path):
         # OSError, ValueError, KeyError and others, by what is missing or corrupt.
         raise WrongInput(
             f"--init-checkpoint {path} is no run, checkpoint or .keras file "
-            f"({get_first_line(error)}); use one"
+            f"({get_reason(error)}); use one"
         ) from error
 
 

@@ -37,7 +37,7 @@ def set_profiling(is_wanted):
         return
     state.is_profiling = is_wanted
     if is_wanted:
-        tf.profiler.experimental.start(str(run_path("tensorboard", "train")))
+        tf.profiler.experimental.start(f"{config.run_dir}/tensorboard/train")
     else:
         tf.profiler.experimental.stop()
 

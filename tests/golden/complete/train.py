@@ -1359,7 +1359,7 @@ def write_checkpoint(kind, content, max_to_keep):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
     step = int(content["step"])
     checkpoint.save_counter.assign(step)  # doesn't depend on the number of restarts
-    folder = run_path("checkpoints", kind)
+    folder = run_path(f"checkpoints/{kind}")
     checkpoint.write(folder / f"ckpt-{step}")
     steps = [each for each in list_checkpoints(kind) if each <= step][-max_to_keep:]
     paths = [f"ckpt-{each}" for each in steps]
@@ -1381,7 +1381,7 @@ def list_checkpoints(kind):
     tf.train.latest_checkpoint reads TensorFlow's list. A kill may leave the list older than the
     files, and without the list it finds nothing.
     """
-    paths = run_path("checkpoints", kind).glob("ckpt-[0-9]*.*")
+    paths = run_path(f"checkpoints/{kind}").glob("ckpt-[0-9]*.*")
     return sorted(set(map(get_step, paths)))
 
 
@@ -1405,12 +1405,12 @@ def read_checkpoint(path):
 def read_newest(kind, steps):
     """Return the newest checkpoint that is not corrupt, or None."""
     for step in reversed(steps):
-        path = run_path("checkpoints", kind, f"ckpt-{step}")
+        path = run_path(f"checkpoints/{kind}/ckpt-{step}")
         try:
             return read_checkpoint(path)
         except Exception as error:
             # IndexError, DataLossError, OpError or ValueError, by what is cut short or flipped.
-            print_status(f"{path} is incomplete or corrupt, and left out: {get_first_line(error)}")
+            print_status(f"{path} is incomplete or corrupt, and left out: {get_reason(error)}")
     return None
 
 
@@ -1425,7 +1425,7 @@ def find_checkpoint(kind):
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
-    folder = run_path("checkpoints", kind)
+    folder = run_path(f"checkpoints/{kind}")
     is_new_run = config.mode == "train" and kind == "last" and not (folder / "checkpoint").exists()
     if checkpoint or is_new_run:
         return checkpoint
@@ -1453,7 +1453,7 @@ def restore(checkpoint, kinds=("model", "optimizer")):
                 raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
     except ValueError as error:
         raise WrongInput(
-            f"{checkpoint['path']} is of another model or optimizer ({get_first_line(error)}); "
+            f"{checkpoint['path']} is of another model or optimizer ({get_reason(error)}); "
             "use the same hooks and flags"
         ) from error
 
@@ -1574,7 +1574,7 @@ def read_weights(path):
         if path.endswith(".keras"):
             variables = keras.saving.load_model(path, compile=False).variables
             return [(variable.path, variable.numpy()) for variable in variables]
-        best = tf.train.latest_checkpoint(Path(path, "checkpoints", "best"))
+        best = tf.train.latest_checkpoint(Path(path, "checkpoints/best"))
         checkpoint = read_checkpoint(best or path)
         return [
             (name.decode(), checkpoint[f"model/{position}"])
@@ -1584,7 +1584,7 @@ def read_weights(path):
         # OSError, ValueError, KeyError and others, by what is missing or corrupt.
         raise WrongInput(
             f"--init-checkpoint {path} is no run, checkpoint or .keras file "
-            f"({get_first_line(error)}); use one"
+            f"({get_reason(error)}); use one"
         ) from error
 
 
@@ -1904,10 +1904,11 @@ def export(folder, examples):
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
         path = part / ("model.keras" if number == 1 else f"model_{number}.keras")
-        form = f"{path.name}; register your own classes in Keras, and give them a get_config"
+        form = f"{path.name}; register your own classes, give them a get_config and a build"
         with report_export_errors(form), tf.device("CPU:0"):
             each.save(path)
-            keras.saving.load_model(path, compile=False)
+            loaded = keras.saving.load_model(path, compile=False)
+            loaded.set_weights(each.get_weights())  # raises an error if it has fewer weights
     part.rename(folder)
 
 
@@ -1919,7 +1920,7 @@ def report_export_errors(form):
     except Exception as error:  # hooks can raise any type
         if "No space left on device" in str(error):
             raise
-        print_status(f"export: the model can't be written as {form}: {get_first_line(error)}")
+        print_status(f"export: the model can't be written as {form}: {get_reason(error)}")
 
 
 def reset_keras():
@@ -2060,7 +2061,7 @@ def set_profiling(is_wanted):
         return
     state.is_profiling = is_wanted
     if is_wanted:
-        tf.profiler.experimental.start(str(run_path("tensorboard", "train")))
+        tf.profiler.experimental.start(f"{config.run_dir}/tensorboard/train")
     else:
         tf.profiler.experimental.stop()
 
@@ -2238,9 +2239,17 @@ def find_lost_workers(error):
     return " and ".join(f"{job} {index}" for job, index in sorted(tasks)) or "another worker"
 
 
-def get_first_line(error):
-    """Return the first line of an exception's text, or its type if it has no text."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+# TensorFlow and Keras begin with a heading, or with the traceback in the traced code.
+BEFORE_REASON = (
+    r'(?m)in user code:|Graph execution error:|Detected at .*|^ *File ".*\n.*$|'
+    r".*Exception encountered when.*|\x1b\[\dm"
+)
+
+
+def get_reason(error):
+    """Return the line of an exception's text that gives the reason, or the exception."""
+    text = re.sub(BEFORE_REASON, "", str(error))
+    return text.strip().partition("\n")[0] or repr(error)
 
 
 def is_in_run_dir(error):
