@@ -757,6 +757,16 @@ class Times(keras.layers.Layer):
     return layer + end_model_with("keras.layers.Dense(10)", "Times(2.0)")
 
 
+# The first lines of TensorFlow's message are a heading and a traceback.
+SERVES_A_MISSING_EXAMPLE = """
+def create_serving_function(models, example):
+    @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 1], tf.uint8)])
+    def serve(images):
+        return models[0](tf.gather(images, [9999]), training=False)
+
+    return serve
+"""
+
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
     "statistic-of-a-replica": (
@@ -800,6 +810,14 @@ MISTAKES_IN_RUNS = {
             "create_model_and_optimizer: model.keras in export/ and the best checkpoint predict "
             "different values",
             "get_config omits an argument",
+        ],
+    ),
+    "serving-function-that-fails": (
+        SERVES_A_MISSING_EXAMPLE,
+        EXPORT,
+        [
+            "create_serving_function: the SavedModel in export/ can't be loaded and called "
+            "(InvalidArgumentError: indices[0] = 9999 is not in [0",
         ],
     ),
     "configuration-that-does-not-load": (

@@ -85,10 +85,18 @@ def join(texts):
 
 
 def shorten(error):
-    """Return the first lines of an exception's message. TensorFlow's may have pages."""
+    """Return the first lines of an exception's message that give a reason.
+
+    TensorFlow's message may have pages, and begin with a heading and a traceback.
+    """
+    nodes_and_bold = r"\[\[\{\{node.*|\x1b\[\dm"
+    text = re.sub(nodes_and_bold, "", str(error))
     values = r"<tf\.Tensor.*?>|tf\.Tensor\(.*?\)|\[\[.*\]\]"
-    text = re.sub(values, "a tensor", str(error), flags=re.DOTALL)
-    text = re.sub(r'in user code:|^ *File ".*\n.*$', "", text, flags=re.MULTILINE)  # AutoGraph's
+    text = re.sub(values, "a tensor", text, flags=re.DOTALL)
+    frames = r'^ *File ".*\n.*$'
+    text = re.sub(frames, "", text, flags=re.MULTILINE)
+    headings = "in user code:|Graph execution error:|Detected at .*|<stack traces.*"
+    text = re.sub(headings, "", text)
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and "traceback" not in line]
     return " ".join(lines[:3])[:500]
@@ -635,7 +643,8 @@ def check_predictions():
     elif not draws_in_evaluation(features) and depends_on_batch(features, training=False):
         yield (
             "the prediction for an example depends on the other examples of the batch in "
-            "evaluation, so results depend on the batch size; use statistics of training there"
+            "evaluation, so results depend on the batch size; use statistics of training there, "
+            "and pad to a fixed length, not to the longest example of the batch"
         )
     elif has_hidden_randomness(features):
         yield (

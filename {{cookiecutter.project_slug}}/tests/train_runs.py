@@ -8,6 +8,7 @@ test_train.py calls each function in a process of its own, and reads the result 
 import hashlib
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from hook_checks import (
     find_layers,
     is_random,
     set_globals,
+    shorten,
     unpack,
 )
-from hook_names import RESULT
+from hook_names import RESULT, find_hook
 
 import train
 from train import keras, np, tf  # train.py imports them without TensorFlow's messages
@@ -228,7 +230,8 @@ def check_exports(run_dir):
         restore_best(run_dir)  # again: calls may have changed the seeds of random layers
         problem = check_export(compare, Path(run_dir, "export"))
         if problem:
-            problems.append(f"create_model_and_optimizer: {name} in export/ {problem}")
+            hook, text = problem
+            problems.append(f"{hook}: {name} in export/ {text}")
     return problems, list(find_fixed_lengths())
 
 
@@ -318,30 +321,34 @@ def takes_features(model, features):
 
 
 def check_export(compare, folder):
-    """Return what is wrong with an export, or None."""
+    """Return the hook that is the likely cause and what is wrong with an export, or None."""
     try:
         compare(folder)
     except AssertionError as error:
         lines = [line.strip() for line in str(error).splitlines() if "ifference" in line]
-        return (
+        return "create_model_and_optimizer", (
             "and the best checkpoint predict different values. Look for a layer whose get_config "
             "omits an argument, or that keeps state outside its variables. " + "; ".join(lines)
         )
     except Exception as error:  # hooks can raise any type
-        reason = f"{type(error).__name__}: {error}".split("\n\n")[0][:500]
-        return f"can't be loaded and called ({reason}); {LOADING_HINTS[compare]}"
+        hook, hint = LOADING_HINTS[compare]
+        failed_hook, _ = find_hook("".join(traceback.format_exception(error)))
+        reason = f"{type(error).__name__}: {shorten(error)}"
+        return failed_hook or hook, f"can't be loaded and called ({reason}); {hint}"
     return None
 
 
-# What to look for if an export can't be loaded and called.
+# The hook that is the likely cause, and what to look for, if an export can't be loaded and called.
 LOADING_HINTS = {
     compare_saved_model: (
-        "look in create_serving_function, preprocess and the model for Python code "
-        "(tf.py_function), and for arguments that another call needs"
+        "create_serving_function",
+        "look in it, in preprocess and in the model for Python code (tf.py_function), and for "
+        "arguments that another call needs",
     ),
     compare_keras_file: (
+        "create_model_and_optimizer",
         "give each class of your own @keras.saving.register_keras_serializable(), a get_config "
-        "with all arguments, and a build that creates its variables and builds its layers"
+        "with all arguments, and a build that creates its variables and builds its layers",
     ),
 }
 

@@ -2241,7 +2241,7 @@ def find_lost_workers(error):
 
 # TensorFlow and Keras begin with a heading, or with the traceback in the traced code.
 BEFORE_REASON = (
-    r'(?m)in user code:|Graph execution error:|Detected at .*|^ *File ".*\n.*$|'
+    r'(?m)in user code:|Graph execution error:|Detected at .*|<stack traces.*|^ *File ".*\n.*$|'
     r".*Exception encountered when.*|\x1b\[\dm"
 )
 
