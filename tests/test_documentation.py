@@ -741,14 +741,16 @@ def find_job(words):
 
 
 def check_command(command, job, project):
-    """Assert that a command names an image, a label, a job and a file that exist."""
+    """Assert that a command names an image, a container, a label, a job and a file that exist."""
     words = command.split()
     template = job["spec"]["template"]
-    image = template["spec"]["containers"][0]["image"]
+    [container] = template["spec"]["containers"]
     label = template["metadata"]["labels"]["app"]
     for word in words:
         if word.startswith("registry."):
-            assert word == image, command
+            assert word == container["image"], command
+        if word.startswith("--container="):
+            assert word == f"--container={container['name']}", command
         if word.startswith("app="):
             assert word.split(",")[0] == f"app={label}", command
     assert find_job(words) in (None, job["metadata"]["name"]), command
@@ -760,7 +762,10 @@ def test_commands_of_kubernetes_name_what_exists(create_project):
     manifest = (project / "launch" / "kubernetes.yaml").read_text(encoding="utf-8")
     [*_, job] = yaml.safe_load_all(manifest)
     commands = [command for command in read_commands(readme) if re.fullmatch(NOT_RUN, command)]
-    assert len(commands) > 5
+    assert len(commands) > 4
+    in_comments = re.findall(r"^#     .*?(kubectl .*)", manifest, re.MULTILINE)
+    assert len(in_comments) > 6
+    commands += in_comments
     for command in commands:
         check_command(command, job, project)
     assert (project / "Dockerfile").is_file()
