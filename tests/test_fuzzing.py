@@ -440,10 +440,10 @@ def describe_tree(folder):
     return found
 
 
-def run_for_20_seconds(script, line, env):
-    """Run a script. End it after 20 seconds: it may train, or wait for others."""
+def run_for(seconds, script, line, env):
+    """Run a script. End it after some seconds: it may train, or wait for others."""
     process = fork(script, *line, env=env)
-    alarm = threading.Timer(20, process.send_signal, [signal.SIGTERM])
+    alarm = threading.Timer(seconds, process.send_signal, [signal.SIGTERM])
     alarm.start()
     outcome = finish(process)
     alarm.cancel()
@@ -469,14 +469,14 @@ def find_wrongs(outcome, is_changed, left):
     return [name for name, is_wrong in wrongs.items() if is_wrong]
 
 
-def try_line(script, folder, line, **variables):
+def try_line(script, folder, line, seconds=20, **variables):
     """Run a script in a folder, on a command line. Return the exit code, and what is wrong."""
     shutil.copy(script, folder)
     scratch = folder.parent / f"{folder.name}-scratch"
     scratch.mkdir()
     before = describe_tree(folder)
     env = environment(TMPDIR=str(scratch), **variables)
-    outcome = run_for_20_seconds(folder / "train.py", line, env)
+    outcome = run_for(seconds, folder / "train.py", line, env)
     if variables and outcome.code == -signal.SIGTERM:
         # The essential script has no handler while TensorFlow waits for another worker.
         outcome = outcome._replace(code=143)
@@ -857,7 +857,7 @@ def test_run_with_a_closed_folder_is_rejected(name, small_scripts, finished_runs
         folder = tmp_path / str(len(ends))
         shutil.copytree(finished_runs["complete"], folder / "run")
         (folder / "run" / name).chmod(mode)
-        ends.append(try_line(small_scripts["complete"], folder, flags))
+        ends.append(try_line(small_scripts["complete"], folder, flags, seconds=120))
     assert ends == [(2, None), (2, None), (0, None)]
 
 
@@ -877,5 +877,5 @@ def test_corrupt_list_of_checkpoints_is_handled(
         listed.unlink()
         if content is not None:
             listed.write_bytes(content)
-        ends.append(try_line(small_scripts[size], folder, flags))
+        ends.append(try_line(small_scripts[size], folder, flags, seconds=120))
     assert ends == [(0, None)] * 2
