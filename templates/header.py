@@ -61,17 +61,12 @@ import zlib
 from pathlib import Path
 
 
-def exit_process(code):
-    """End the process at once. Python's own shutdown would wait for the other workers."""
-    os._exit(code)
-
-
 # {% include "on_signals.py" %}
 
 
 if __name__ == "__main__":
     # NumPy's import would catch an exception, so a signal during the imports ends the process.
-    on_signals(lambda *_: exit_process(143))
+    on_signals(lambda *_: os._exit(143))
 
 # {% elif cookiecutter.__size == "parameter_server" %}
 import argparse
@@ -99,11 +94,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 
-def exit_process(code):
-    """End the process at once. Python's own shutdown would wait for the other workers."""
-    os._exit(code)
-
-
 # {% include "on_signals.py" %}
 
 
@@ -128,11 +118,6 @@ import time
 import traceback
 import zlib
 from pathlib import Path
-
-
-def exit_process(code):
-    """End the process at once. Python's own shutdown would wait for the other workers."""
-    os._exit(code)
 
 
 # {% include "on_signals.py" %}

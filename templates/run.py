@@ -14,7 +14,7 @@ def run(argv=None):
     except Exception as error:
         if config.workers > 1:
             time.sleep(1)  # other workers may still need this one for the last sum
-        exit_process(report_error(error))
+        os._exit(report_error(error))  # Python's own shutdown would wait for the other workers
     # {% else %}
     error = None
     try:
@@ -26,7 +26,7 @@ def run(argv=None):
         dismiss_tasks()
     if coordinator or error:
         sys.stdout.flush()
-        exit_process(code)
+        os._exit(code)  # Python's own shutdown would wait for the other workers
     # {% endif %}
 
 

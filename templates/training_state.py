@@ -39,12 +39,14 @@ def create_training_state():
                 # {% endif %}
                 # {% if cookiecutter.__size != "parameter_server" %}
                 if config.replicas > 1 and (
-                    its_optimizer.gradient_accumulation_steps
+                    hasattr(its_optimizer, "inner_optimizer")  # it would miss an overflow elsewhere
+                    or its_optimizer.gradient_accumulation_steps
                     or its_optimizer.ema_overwrite_frequency
                 ):
                     raise WrongInput(
-                        "create_model_and_optimizer: gradient_accumulation_steps and "
-                        "ema_overwrite_frequency of an optimizer are for one replica; use None"
+                        "create_model_and_optimizer: LossScaleOptimizer, "
+                        "gradient_accumulation_steps and ema_overwrite_frequency of an optimizer "
+                        "are for one replica; leave them out"
                     )
                 # {% endif %}
                 if not each.trainable_variables:

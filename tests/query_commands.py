@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import tempfile
+from unittest import mock
 
 from tf_queries import load_script
 
@@ -30,9 +31,9 @@ def run_command(script, flags, variables, folder):
 def call_run(path, flags):
     """Return the exit code of a script's `run`, which ends the process if it isn't 0."""
     script = load_script(path)
-    script.exit_process = sys.exit
     try:
-        script.run(flags)
+        with mock.patch.object(os, "_exit", sys.exit):
+            script.run(flags)
     except SystemExit as error:
         return error.code or 0
     return 0

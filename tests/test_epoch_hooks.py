@@ -54,6 +54,24 @@ def read_rates(run_dir):
     return list(rates.values())
 
 
+# A hook may read what the epoch has saved. The export that is tried at startup isn't kept.
+READS_CHECKPOINTS = """
+def end_epoch(history):
+    for kind in ("best", "last"):
+        assert Path(config.run_dir, "checkpoints", kind, f"ckpt-{state.step}.index").exists()
+    folder = Path(getattr(state, "scratch", config.run_dir))
+    assert not list(folder.rglob("saved_model.pb"))
+    return True
+"""
+
+
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_epoch_ends_after_it_is_saved(size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, READS_CHECKPOINTS)
+    train(script, *FLAGS)
+    assert len(read_split(tmp_path / "run", "validation")) == 1
+
+
 @pytest.fixture
 def plateau_run(train_once):
     """Return the folder of an undisturbed run with the hooks of PLATEAU."""

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from running import (
+    assert_close,
     assert_fails,
     assert_same_run,
     drop_random_states,
@@ -405,6 +406,28 @@ def test_killed_run_with_other_structures_is_bit_identical(
     assert_same_run(run_dir, expected)
 
 
+# A label above 8 makes a batch longer.
+PADS_TO_THE_BATCH = """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    height = tf.where(tf.reduce_max(labels) > 8, 8, 7)
+    return tf.cast(images[:, :height], tf.float32), labels
+"""
+ANY_HEIGHT = replace_image_model(
+    "keras.layers.Conv2D(8, 3)",
+    "keras.layers.GlobalAveragePooling2D()",
+    "keras.layers.Dense(10)",
+).replace("[8, 8, 1]", "[None, 8, 1]")
+
+
+@pytest.mark.long
+def test_accumulation_takes_lengths_that_differ_between_batches(train_once):
+    code = (PADS_TO_THE_BATCH, ANY_HEIGHT)
+    whole = read_numbers(train_once(*FLAGS, code=code))
+    parts = read_numbers(train_once(*FLAGS, "--accumulation-steps", "2", code=code))
+    assert_close(parts, whole, rel=1e-4, flips=1)
+
+
 @pytest.mark.long
 def test_accumulation_takes_examples_without_labels(train_once):
     whole = read_numbers(train_once(*TWO_REPLICAS, code=(NO_LABELS,)))
@@ -527,7 +550,19 @@ def test_settings_of_an_optimizer_for_one_replica(setting, size, scripts, tmp_pa
     script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, code)
     train(script, "--epochs", "1")
     outcome = run_script(script, *flags_of(2), "--epochs", "1", "--run-dir", "two")
-    assert_fails(outcome, 2, "ema_overwrite_frequency of an optimizer are for one replica; use")
+    assert_fails(outcome, 2, "create_model_and_optimizer: ", setting.split(", ")[-1].split("=")[0])
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+def test_loss_scale_of_the_hook_is_rejected_where_it_is_wrong(size, scripts, tmp_path):
+    """Keras looks for an overflow on the first replica only; the complete script has a flag."""
+    code = use_optimizer("keras.optimizers.LossScaleOptimizer(Adam(learning_rate))")
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, code)
+    replicas = "2" if size == "essential" else "1"
+    outcome = run_script(script, "--replicas", replicas, "--epochs", "1", "--run-dir", "rejected")
+    assert_fails(outcome, 2, "create_model_and_optimizer: LossScaleOptimizer")
+    if size == "essential":
+        train(script, "--epochs", "1")
 
 
 UNBUILT = """

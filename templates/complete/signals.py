@@ -53,4 +53,4 @@ def end_process(error):
         shutil.rmtree(state.scratch, ignore_errors=True)
         sys.stdout.flush()
     finally:
-        exit_process(code)
+        os._exit(code)  # Python's own shutdown would wait for the other workers

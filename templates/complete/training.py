@@ -22,7 +22,6 @@ def train_epochs(train_set, validation_set):
         elif is_checkpoint_due(first_step):
             save()
     set_profiling(False)
-    wait_for_write()
 
 
 def is_profiled(first_step, last_step):
@@ -84,6 +83,7 @@ def finish_epoch(validation_set, trained):
     state.history.append(validation)
     print_epoch(validated, trained, is_best)
     epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
+    wait_for_write()  # `end_epoch` may read the checkpoints
     if end_epoch(state.history) or epochs_waited >= (config.patience or math.inf):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch` or --patience")

@@ -22,7 +22,8 @@ def create_training_state(datasets, checkpoint):
         load_initial_weights(config.init_checkpoint)
     if is_new_run and config.worker_index == 0:
         # Report now what can't be exported at the end of the run.
-        export(Path(state.scratch, "export"), datasets["test"][0])
+        with tempfile.TemporaryDirectory() as folder:
+            export(Path(folder, "export"), datasets["test"][0])
     with strategy.scope():
         state.step_in_graph = tf.Variable(0.0)  # float32: exact up to 2**24 steps
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
@@ -46,10 +47,13 @@ def configure_optimizer(each):
     """
     if not each:
         return None
-    if config.replicas > 1 and (each.gradient_accumulation_steps or each.ema_overwrite_frequency):
+    if hasattr(each, "inner_optimizer") or (
+        config.replicas > 1 and (each.gradient_accumulation_steps or each.ema_overwrite_frequency)
+    ):
         raise WrongInput(
-            "create_model_and_optimizer: gradient_accumulation_steps and ema_overwrite_frequency "
-            "of an optimizer are for one replica; use --accumulation-steps and --ema-momentum"
+            "create_model_and_optimizer: LossScaleOptimizer and, on several replicas, "
+            "gradient_accumulation_steps and ema_overwrite_frequency can't be used; use "
+            "--precision mixed_float16, --accumulation-steps and --ema-momentum"
         )
     set_schedule(each)
     if config.ema_momentum:

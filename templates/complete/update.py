@@ -15,7 +15,7 @@ def accumulate(compute_gradients):
         def select_part(tensor):
             if tensor is None:
                 return None
-            return tf.reshape(tensor, [parts, -1, *tensor.shape[1:]])[index]
+            return tf.stack(tf.split(tensor, parts))[index]
 
         return tf.nest.map_structure(select_part, batch)
 

@@ -4,17 +4,17 @@ signals: list = []  # received by this task; on the chief, their times
 
 def exit_on_signals():
     """End at once on SIGINT or SIGTERM: there is nothing to save."""
-    on_signals(lambda *_: exit_process(143))
+    on_signals(lambda *_: os._exit(143))
 
 
 def start_grace_period(*received):
     """End a worker in GRACE_SECONDS, if it doesn't end before."""
     signals.append(received)
-    threading.Timer(GRACE_SECONDS, exit_process, [143]).start()
+    threading.Timer(GRACE_SECONDS, os._exit, [143]).start()
 
 
 def request_stop(*_):
     """Have the chief save and stop after the steps under way. A second signal ends it at once."""
     if signals:
-        exit_process(143)
+        os._exit(143)
     signals.append(time.monotonic())

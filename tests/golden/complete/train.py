@@ -43,11 +43,6 @@ import zlib
 from pathlib import Path
 
 
-def exit_process(code):
-    """End the process at once. Python's own shutdown would wait for the other workers."""
-    os._exit(code)
-
-
 def on_signals(handler):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
@@ -55,7 +50,7 @@ def on_signals(handler):
 
 if __name__ == "__main__":
     # NumPy's import would catch an exception, so a signal during the imports ends the process.
-    on_signals(lambda *_: exit_process(143))
+    on_signals(lambda *_: os._exit(143))
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
@@ -684,7 +679,7 @@ def end_process(error):
         shutil.rmtree(state.scratch, ignore_errors=True)
         sys.stdout.flush()
     finally:
-        exit_process(code)
+        os._exit(code)  # Python's own shutdown would wait for the other workers
 
 
 def read_tf_config():
@@ -1200,7 +1195,7 @@ def accumulate(compute_gradients):
         def select_part(tensor):
             if tensor is None:
                 return None
-            return tf.reshape(tensor, [parts, -1, *tensor.shape[1:]])[index]
+            return tf.stack(tf.split(tensor, parts))[index]
 
         return tf.nest.map_structure(select_part, batch)
 
@@ -1947,7 +1942,8 @@ def create_training_state(datasets, checkpoint):
         load_initial_weights(config.init_checkpoint)
     if is_new_run and config.worker_index == 0:
         # Report now what can't be exported at the end of the run.
-        export(Path(state.scratch, "export"), datasets["test"][0])
+        with tempfile.TemporaryDirectory() as folder:
+            export(Path(folder, "export"), datasets["test"][0])
     with strategy.scope():
         state.step_in_graph = tf.Variable(0.0)  # float32: exact up to 2**24 steps
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
@@ -1971,10 +1967,13 @@ def configure_optimizer(each):
     """
     if not each:
         return None
-    if config.replicas > 1 and (each.gradient_accumulation_steps or each.ema_overwrite_frequency):
+    if hasattr(each, "inner_optimizer") or (
+        config.replicas > 1 and (each.gradient_accumulation_steps or each.ema_overwrite_frequency)
+    ):
         raise WrongInput(
-            "create_model_and_optimizer: gradient_accumulation_steps and ema_overwrite_frequency "
-            "of an optimizer are for one replica; use --accumulation-steps and --ema-momentum"
+            "create_model_and_optimizer: LossScaleOptimizer and, on several replicas, "
+            "gradient_accumulation_steps and ema_overwrite_frequency can't be used; use "
+            "--precision mixed_float16, --accumulation-steps and --ema-momentum"
         )
     set_schedule(each)
     if config.ema_momentum:
@@ -2046,7 +2045,6 @@ def train_epochs(train_set, validation_set):
         elif is_checkpoint_due(first_step):
             save()
     set_profiling(False)
-    wait_for_write()
 
 
 def is_profiled(first_step, last_step):
@@ -2108,6 +2106,7 @@ def finish_epoch(validation_set, trained):
     state.history.append(validation)
     print_epoch(validated, trained, is_best)
     epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
+    wait_for_write()  # `end_epoch` may read the checkpoints
     if end_epoch(state.history) or epochs_waited >= (config.patience or math.inf):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch` or --patience")

@@ -40,11 +40,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 
-def exit_process(code):
-    """End the process at once. Python's own shutdown would wait for the other workers."""
-    os._exit(code)
-
-
 def on_signals(handler):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
@@ -615,19 +610,19 @@ signals: list = []  # received by this task; on the chief, their times
 
 def exit_on_signals():
     """End at once on SIGINT or SIGTERM: there is nothing to save."""
-    on_signals(lambda *_: exit_process(143))
+    on_signals(lambda *_: os._exit(143))
 
 
 def start_grace_period(*received):
     """End a worker in GRACE_SECONDS, if it doesn't end before."""
     signals.append(received)
-    threading.Timer(GRACE_SECONDS, exit_process, [143]).start()
+    threading.Timer(GRACE_SECONDS, os._exit, [143]).start()
 
 
 def request_stop(*_):
     """Have the chief save and stop after the steps under way. A second signal ends it at once."""
     if signals:
-        exit_process(143)
+        os._exit(143)
     signals.append(time.monotonic())
 
 
@@ -1574,7 +1569,7 @@ def run(argv=None):
         dismiss_tasks()
     if coordinator or error:
         sys.stdout.flush()
-        exit_process(code)
+        os._exit(code)  # Python's own shutdown would wait for the other workers
 
 
 if __name__ == "__main__":

@@ -37,11 +37,6 @@ import zlib
 from pathlib import Path
 
 
-def exit_process(code):
-    """End the process at once. Python's own shutdown would wait for the other workers."""
-    os._exit(code)
-
-
 def on_signals(handler):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
@@ -518,7 +513,7 @@ signals: list = []
 
 def exit_on_signals():
     """End without saving on SIGINT or SIGTERM, when the graph that is running returns."""
-    on_signals(lambda *_: exit_process(143))
+    on_signals(lambda *_: os._exit(143))
 
 
 def read_tf_config():
@@ -1211,12 +1206,14 @@ def create_training_state():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             if its_optimizer:
                 if config.replicas > 1 and (
-                    its_optimizer.gradient_accumulation_steps
+                    hasattr(its_optimizer, "inner_optimizer")  # it would miss an overflow elsewhere
+                    or its_optimizer.gradient_accumulation_steps
                     or its_optimizer.ema_overwrite_frequency
                 ):
                     raise WrongInput(
-                        "create_model_and_optimizer: gradient_accumulation_steps and "
-                        "ema_overwrite_frequency of an optimizer are for one replica; use None"
+                        "create_model_and_optimizer: LossScaleOptimizer, "
+                        "gradient_accumulation_steps and ema_overwrite_frequency of an optimizer "
+                        "are for one replica; leave them out"
                     )
                 if not each.trainable_variables:
                     raise WrongInput(
@@ -1401,7 +1398,7 @@ def run(argv=None):
     except Exception as error:
         if config.workers > 1:
             time.sleep(1)  # other workers may still need this one for the last sum
-        exit_process(report_error(error))
+        os._exit(report_error(error))  # Python's own shutdown would wait for the other workers
 
 
 if __name__ == "__main__":
