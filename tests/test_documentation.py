@@ -746,13 +746,15 @@ def check_command(command, job, project):
     template = job["spec"]["template"]
     [container] = template["spec"]["containers"]
     label = template["metadata"]["labels"]["app"]
+    names = {
+        "registry.": container["image"],
+        "--container=": f"--container={container['name']}",
+        "app=": f"app={label}",
+    }
     for word in words:
-        if word.startswith("registry."):
-            assert word == container["image"], command
-        if word.startswith("--container="):
-            assert word == f"--container={container['name']}", command
-        if word.startswith("app="):
-            assert word.split(",")[0] == f"app={label}", command
+        for begin, expected in names.items():
+            if word.startswith(begin):
+                assert word.split(",")[0] == expected, command
     assert find_job(words) in (None, job["metadata"]["name"]), command
     assert Path(project, find_file(words) or ".").exists(), command
 

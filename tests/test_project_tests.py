@@ -1212,7 +1212,27 @@ def create_model_and_optimizer(strategy):
         return model, Adam(1e-3)
 """
 
+# Such as the steps of the Forward-Forward algorithm, each with its own gradients.
+OWN_STEP = """
+def compute_gradients(features, labels, sample_weight):
+    with tf.GradientTape() as tape:
+        predictions = model(features, training=True)
+        loss = compute_loss(labels, predictions, sample_weight)
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    return loss, tape.gradient(loss, model.trainable_variables)
+
+
+def train_step(batch):
+    loss, gradients = compute_gradients(*batch)
+    update(optimizer, gradients, model.trainable_variables)
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
+"""
+WITHOUT_GRADIENTS = OWN_STEP.replace("compute_gradients", "compute_own_gradients")
+WITHOUT_GRADIENTS += "\n\ndel compute_gradients\n"
+
 CORRECT = {
+    "another compute_gradients": (OWN_STEP, CONTRACT),
+    "no compute_gradients": (WITHOUT_GRADIENTS, CONTRACT),
     "labels that compute_losses changes": (ONE_HOT, CONTRACT),
     "random numbers in evaluation": (MASKS, f"{CONTRACT} or {EVALUATION} or {EXPORT}"),
     "a schedule of the run's length": (OWN_SCHEDULE, f"{CONTRACT} or {EVALUATION}"),

@@ -555,7 +555,7 @@ def test_settings_of_an_optimizer_for_one_replica(setting, size, scripts, tmp_pa
 
 @pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
 def test_loss_scale_of_the_hook_is_rejected_where_it_is_wrong(size, scripts, tmp_path):
-    """Keras looks for an overflow on the first replica only; the complete script has a flag."""
+    """Only the first replica's overflow is found by Keras. The complete script has a flag."""
     code = use_optimizer("keras.optimizers.LossScaleOptimizer(Adam(learning_rate))")
     script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, code)
     replicas = "2" if size == "essential" else "1"

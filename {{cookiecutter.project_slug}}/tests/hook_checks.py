@@ -84,8 +84,8 @@ def join(texts):
     return last
 
 
-def shorten(error):
-    """Return the first lines of an exception's message that give a reason.
+def describe_error(error):
+    """Return the type of an exception, and the first lines of its message that give a reason.
 
     TensorFlow's message may have pages, and begin with a heading and a traceback.
     """
@@ -99,7 +99,9 @@ def shorten(error):
     text = re.sub(headings, "", text)
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and "traceback" not in line]
-    return " ".join(lines[:3])[:500]
+    kind = f"{type(error).__name__}: "
+    text = " ".join(lines[:3])[:500]
+    return text if text.startswith(kind) else kind + text  # AutoGraph's text has it
 
 
 # ----------------------------------------------------------------------------------------------
@@ -270,7 +272,17 @@ def is_plain_model(batch):
     if can_run(train.model, features, training=False):
         return True
     # Evaluation may have features of another structure.
-    return not can_run(train.compute_gradients, batch) and not can_run(train.validation_step, batch)
+    can_train = has_compute_gradients(batch) and can_run(train.compute_gradients, batch)
+    return not can_train and not can_run(train.validation_step, batch)
+
+
+def has_compute_gradients(batch):
+    """Return whether `compute_gradients` takes a batch. After an edit, it may be gone."""
+    try:
+        inspect.signature(train.compute_gradients).bind(batch)
+    except (AttributeError, TypeError):
+        return False
+    return True
 
 
 def can_run(function, *args, **kwargs):
@@ -831,7 +843,9 @@ def check_loss(subject, loss, labels, predictions, are_means_taken=False):
     elif mixes_examples(loss, labels, predictions):
         yield (
             f"{subject} of an example depends on the other examples of the batch; compute each by "
-            f"itself ({hint})"
+            f"itself ({hint}). To divide by a sum over the batch, such as the number of positives, "
+            "divide in compute_loss by the sum over all replicas: "
+            'tf.distribute.get_replica_context().all_reduce("SUM", number)'
         )
 
 
@@ -998,6 +1012,8 @@ def list_trainable_variables():
 def check_gradients():
     """Check that all trainable variables get a gradient."""
     batch = create_training_state()
+    if not has_compute_gradients(batch):
+        return
     compute = tf.GradientTape.gradient
 
     def compute_or_none(*args, unconnected_gradients=None, **kwargs):
@@ -1147,7 +1163,7 @@ def check_rounding():
     """
     batch = create_training_state()
     features, _, _ = batch
-    if not is_plain_model(batch):
+    if not is_plain_model(batch) or not has_compute_gradients(batch):
         return
     if find_batch_normalization(train.model):
         yield from check_idle_biases(features)
@@ -1270,7 +1286,7 @@ def report_exception(error, hook, report):
     if name in STEPS:
         place = f" in {name}{place}"
         name = "train_step"
-    reason = f"{type(error).__name__}: {shorten(error)}"
+    reason = describe_error(error)
     if "values to unpack" in reason:
         reason += "; the batch of a step is always (features, labels, sample_weight)"
     if "Symbolic" in reason or "out of scope" in reason:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import hook_checks
 from hook_checks import (
+    describe_error,
     draws_in_evaluation,
     fetch_batches,
     find_layers,
     is_random,
     set_globals,
-    shorten,
     unpack,
 )
 from hook_names import RESULT, find_hook
@@ -333,7 +333,7 @@ def check_export(compare, folder):
     except Exception as error:  # hooks can raise any type
         hook, hint = LOADING_HINTS[compare]
         failed_hook, _ = find_hook("".join(traceback.format_exception(error)))
-        reason = f"{type(error).__name__}: {shorten(error)}"
+        reason = describe_error(error)
         return failed_hook or hook, f"can't be loaded and called ({reason}); {hint}"
     return None
 

@@ -396,7 +396,10 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 
 
 def compute_gradients(batch):
-    """Return one replica's share of the loss, [], and the gradients. Update the metrics."""
+    """Return one replica's share of the loss, [], and the gradients. Update the metrics.
+
+    --jit-compile compiles this function, so keep its name and argument.
+    """
     # TODO(you): with several models, use a tape for each and return a tuple of their gradients.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
