@@ -33,8 +33,8 @@ REPLICAS = ("--replicas", 2)
 # Causes that no check of a single hook finds.
 # {% if cookiecutter.distribution == "synchronous" %}
 REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
-- compute_losses, compute_loss, create_loss_objects, update_metrics: a mean or a statistic of a
-  replica's own examples
+- compute_losses, compute_loss, create_loss_objects, update_metrics:
+  a mean or a statistic of a replica's own examples
 - fetch, preprocess: padding to the longest example of a replica's batch, if padding counts
 - create_model_and_optimizer: a layer that uses other examples of the batch; a variable created
   outside strategy.scope(); random numbers that replicas can't share: keras.random.categorical,
