@@ -2241,7 +2241,7 @@ def find_lost_workers(error):
     return " and ".join(f"{job} {index}" for job, index in sorted(tasks)) or "another worker"
 
 
-# TensorFlow and Keras begin with a heading, or with the traceback in the traced code.
+# Messages of TensorFlow and Keras may begin with a heading, or a traceback of the traced code.
 BEFORE_REASON = (
     r'(?m)in user code:|Graph execution error:|Detected at .*|<stack traces.*|^ *File ".*\n.*$|'
     r".*Exception encountered when.*|\x1b\[\dm"

@@ -1212,7 +1212,7 @@ def create_training_state():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             if its_optimizer:
                 if config.replicas > 1 and (
-                    hasattr(its_optimizer, "inner_optimizer")  # it would miss an overflow elsewhere
+                    hasattr(its_optimizer, "inner_optimizer")  # sees one replica's overflow
                     or its_optimizer.gradient_accumulation_steps
                     or its_optimizer.ema_overwrite_frequency
                 ):
