@@ -109,7 +109,8 @@ def restore(kind, path):
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
         reason = str(error).partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt, or of a model before an edit ({reason}); use another --run-dir"
+            f"{path} is corrupt, or of a model before an edit ({reason}). If it is corrupt, "
+            "delete its files to use an older one; otherwise use another --run-dir"
         ) from error
 
 

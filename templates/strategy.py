@@ -51,11 +51,13 @@ def create_strategy():
         raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
     config.device_kind = find_device_kind()
     name = choose_strategy()
+    # TensorFlow takes the path from one iteration of a loop to the next for an order within a step.
+    # With this optimization, a step could update a weight before it reads it.
+    options = {"dependency_optimization": False}
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers.
-        tf.config.optimizer.set_experimental_options(
-            {"arithmetic_optimization": False, "remapping": False}
-        )
+        options |= {"arithmetic_optimization": False, "remapping": False}
+    tf.config.optimizer.set_experimental_options(options)
     if name == "multi_worker":
         # {% if cookiecutter.__size == "complete" %}
         wait_for_workers(addresses)

@@ -227,6 +227,10 @@ TWO_STEPS = (
     use_optimizer("keras.optimizers.SGD(learning_rate)"),
 )
 EACH_STEP = ("--epochs", "1", "--checkpoint-every-steps", "1", "--learning-rate")
+LARGE_LOSS = (
+    take_examples(train=128),
+    "def compute_losses(labels, predictions):\n    return 1e5 * loss_object(labels, predictions)\n",
+)
 
 
 def read_checkpoint(run_dir, step, kind="last"):
@@ -279,6 +283,18 @@ def test_clipping_equals_numpy(replicas, train_once):
         norm,
         rel=1e-4,
     )
+
+
+@pytest.mark.long
+def test_update_that_overflows_changes_nothing(train_once):
+    """Float16 overflows in each step, so the EMA equals the initial weights."""
+    flags = ("--precision", "mixed_float16", "--epochs", "1", "--clip-norm", "1")
+    plain = read_numbers(train_once(*flags, code=LARGE_LOSS))
+    averaged = read_numbers(train_once(*flags, "--ema-momentum", "0.9", code=LARGE_LOSS))
+    assert averaged == plain
+    assert plain[0]["gradient_norm"] == 0  # the mean of no steps
+    best_possible = 1e5 * math.log(10)
+    assert plain[1]["loss"] != pytest.approx(best_possible, rel=1e-6)  # that of weights 0
 
 
 def test_ema_follows_its_formula(train_once):

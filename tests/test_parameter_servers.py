@@ -5,6 +5,7 @@ check which steps were taken, what was restored and what was learned.
 """
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -215,6 +216,24 @@ def assert_undisturbed(tasks):
     for epoch in range(6):
         expected += [19 * epoch + 9, 19 * epoch + 19]
     assert find_training_steps(tasks.run_dir) == expected
+
+
+STAY_BEFORE_EXPORT = """
+def export(folder, examples):
+    time.sleep(600)
+"""
+
+
+@pytest.mark.long
+def test_all_tasks_restart_after_the_chief_was_killed_before_the_export(cluster):
+    """A scheduler would not start a task again that ended with 0."""
+    tasks = cluster(STAY_BEFORE_EXPORT).start("--epochs", "1")
+    log = tasks.run_dir / "metrics.jsonl"
+    wait_until(lambda: log.exists() and '"split": "test"' in log.read_text(), tasks.chief)
+    tasks.chief.kill()
+    outcomes = tasks.finish()
+    del outcomes["chief", 0]
+    assert_codes(outcomes, 143)
 
 
 @pytest.mark.long
@@ -680,6 +699,7 @@ if name == "chief-0":
 time.sleep(30)
 """
 FOUR = ("--ps", "2", "--workers", "2")
+ONE_OF_EACH = ("--ps", "1", "--workers", "1")
 STARTED_ONCE = {"chief-0": 1, "ps-0": 1, "ps-1": 1, "worker-0": 1, "worker-1": 1}
 
 
@@ -714,6 +734,22 @@ def launch(server_script, tmp_path):
         return finished, {path.name: path.read_text().count("start") for path in records}
 
     return run_launcher
+
+
+@pytest.mark.long
+def test_tasks_train_on_one_core(render, tmp_path):
+    core = min(os.sched_getaffinity(0))
+    finished = subprocess.run(
+        [sys.executable, "launch/local.py", *ONE_OF_EACH, "--", "--epochs", "1"],
+        cwd=render(tmp_path, distribution="parameter_server"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "test loss" in finished.stdout
 
 
 @pytest.mark.long

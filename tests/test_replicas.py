@@ -38,6 +38,20 @@ REGULARIZED = replace_image_model(
     "keras.layers.Dense(10)",
 )
 
+# The loss is linear in the weights of the last layer, so their gradients don't need these weights.
+# Nothing but the order of the operations makes a step read them before it updates them.
+LINEAR_LOSS = """
+def compute_losses(labels, predictions):
+    return predictions[:, 0] * tf.cast(2 * (labels % 2) - 1, tf.float32)
+
+
+def train_step(batch):
+    for _ in range(3):
+        loss, gradients = compute_gradients(batch)
+        update(optimizer, gradients, model.trainable_variables)
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
+"""
+
 # By name: flags, and the relative tolerance to which they leave replicas equal. Each flag that
 # changes the update is in one of them.
 FLAGS_TOGETHER = {
@@ -69,6 +83,13 @@ def test_replicas_agree_with_dropout(replicas, train_once):
     assert len(lines) == 8 + 8 + 1  # An epoch has fewer steps than a loop.
     assert lines[0]["loss"] > 1.5 * lines[-3]["loss"]  # Replicas that differ would diverge.
     assert_close(read_numbers(several), lines, rel=1e-5)
+
+
+def test_step_reads_weights_before_it_updates_them(train_once):
+    flags = ("--epochs", "2", "--steps-per-loop", "1")
+    one = train_once(*flags, code=(LINEAR_LOSS,))
+    two = train_once(*flags, *flags_of(2), code=(LINEAR_LOSS,))
+    assert_close(read_numbers(two), read_numbers(one), rel=1e-5, flips=1)
 
 
 @pytest.mark.long

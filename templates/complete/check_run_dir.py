@@ -2,12 +2,10 @@ def check_run_dir():
     """Raise WrongInput if the run can't use --run-dir, before anything is written."""
     folder = run_path()
     problem = None
-    if not config.run_dir.isprintable():
-        problem = "has characters that can't be printed"
-    elif "://" in config.run_dir:
+    if "://" in config.run_dir:
         problem = "is not a local folder"
-    elif set("[\\") & set(folder.as_posix()):
-        problem = "has [ or \\, which TensorFlow takes for a pattern"
+    elif not config.run_dir.isprintable() or set("[\\") & set(folder.as_posix()):
+        problem = "has [, \\ or a character that can't be printed; TensorFlow can't use them"
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():
         problem = "has a config.json, but no metrics.jsonl: it is not a run"
     elif config.mode == "train" and not all(

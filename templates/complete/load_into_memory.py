@@ -10,16 +10,14 @@ def load_into_memory(dataset, split):
         raise WrongInput(
             f"create_datasets: {split} is empty or of unknown size; use Dataset.assert_cardinality"
         )
-
-    def create_stack(piece):
-        return tf.Variable(tf.zeros([size, *piece.shape[1:]], piece.dtype))
-
     stacks = None
     with tf.device("CPU:0"):
         # Many pieces are slow. A large piece needs memory for a second copy of its examples.
         for index, piece in dataset.enumerate().batch(max(128, size // 64)):
             if stacks is None:
-                stacks = tf.nest.map_structure(create_stack, piece)
+                stacks = tf.nest.map_structure(
+                    lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
+                )
             for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):
                 stack.scatter_update(tf.IndexedSlices(part, index))
     return stacks, size

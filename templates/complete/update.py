@@ -11,13 +11,9 @@ def accumulate(compute_gradients):
     def select(batch, index):
         """Return a part of each tensor of a batch. Labels may be None."""
         state.micro_batch = (index, parts)
-
-        def select_part(tensor):
-            if tensor is None:
-                return None
-            return tf.stack(tf.split(tensor, parts))[index]
-
-        return tf.nest.map_structure(select_part, batch)
+        return tf.nest.map_structure(
+            lambda x: None if x is None else tf.stack(tf.split(x, parts))[index], batch
+        )
 
     def compute_gradients_in_parts(batch):
         seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
@@ -58,7 +54,8 @@ def clip_gradients(optimizer, gradients):
     gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
     scale = optimizer.scale_loss(1.0)  # 1, except with mixed_float16
     norm = tf.linalg.global_norm(gradients)
-    gradient_norm.update_state(norm / scale)
+    if tf.math.is_finite(norm):  # otherwise float16 has overflowed, and the update is left out
+        gradient_norm.update_state(norm / scale)
     gradients, _ = tf.clip_by_global_norm(gradients, config.clip_norm * scale, use_norm=norm)
     return [gradient / context.num_replicas_in_sync for gradient in gradients]
 
@@ -83,7 +80,8 @@ def swap_ema_weights():
     """
     for each, its_optimizer in pair_optimizers():
         its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # loss scaling
-        if not its_optimizer or not its_optimizer.use_ema:
+        # Before the first update, the averages are 0.
+        if not its_optimizer or not its_optimizer.use_ema or its_optimizer.iterations == 0:
             continue
         # Keras's public finalize_variable_values overwrites the weights and can't be undone.
         averages = its_optimizer._model_variables_moving_average

@@ -103,9 +103,8 @@ def wait_for_chief(address, finished_file):
 
 
 def is_run_finished():
-    """Return whether the log has the line of the test, which a run that resumes removes."""
-    path = run_path("metrics.jsonl")
-    return path.exists() and '"split": "test"' in path.read_text("utf-8")
+    """Return whether there is an export, which is written last. A run that resumes removes it."""
+    return run_path("export").exists()
 
 
 def watch_connections():

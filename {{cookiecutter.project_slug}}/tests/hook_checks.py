@@ -277,12 +277,17 @@ def is_plain_model(batch):
 
 
 def has_compute_gradients(batch):
-    """Return whether `compute_gradients` takes a batch. After an edit, it may be gone."""
+    """Return whether `compute_gradients` takes a batch.
+
+    After an edit, it may be gone, or `train_step` may call it with something else.
+    """
     try:
         inspect.signature(train.compute_gradients).bind(batch)
     except (AttributeError, TypeError):
         return False
-    return True
+    # If both fail, the error of the step is reported.
+    takes_batch = can_run(train.compute_gradients, batch)
+    return takes_batch or not can_run(train.train_step, batch)
 
 
 def can_run(function, *args, **kwargs):
@@ -297,10 +302,11 @@ def can_run(function, *args, **kwargs):
 
 @contextlib.contextmanager
 def restore_variables(model):
-    """Restore the state of a model after calls of it."""
-    values = [variable.numpy() for variable in model.variables]
+    """Restore the state of a model, or of a tuple of models, after calls of it."""
+    variables = train.list_variables(model)
+    values = [variable.numpy() for variable in variables]
     yield
-    for variable, value in zip(model.variables, values, strict=True):
+    for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
@@ -845,7 +851,8 @@ def check_loss(subject, loss, labels, predictions, are_means_taken=False):
             f"{subject} of an example depends on the other examples of the batch; compute each by "
             f"itself ({hint}). To divide by a sum over the batch, such as the number of positives, "
             "divide in compute_loss by the sum over all replicas: "
-            'tf.distribute.get_replica_context().all_reduce("SUM", number)'
+            'tf.distribute.get_replica_context().all_reduce("SUM", number). A loss that compares '
+            "the examples of a batch, such as for retrieval, also belongs in compute_loss"
         )
 
 

@@ -877,11 +877,13 @@ def create_strategy():
         raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
     config.device_kind = find_device_kind()
     name = choose_strategy()
+    # TensorFlow takes the path from one iteration of a loop to the next for an order within a step.
+    # With this optimization, a step could update a weight before it reads it.
+    options = {"dependency_optimization": False}
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers.
-        tf.config.optimizer.set_experimental_options(
-            {"arithmetic_optimization": False, "remapping": False}
-        )
+        options |= {"arithmetic_optimization": False, "remapping": False}
+    tf.config.optimizer.set_experimental_options(options)
     if name == "multi_worker":
         wait_for_workers(addresses)
         created = create_multi_worker_strategy()
@@ -990,16 +992,14 @@ def load_into_memory(dataset, split):
         raise WrongInput(
             f"create_datasets: {split} is empty or of unknown size; use Dataset.assert_cardinality"
         )
-
-    def create_stack(piece):
-        return tf.Variable(tf.zeros([size, *piece.shape[1:]], piece.dtype))
-
     stacks = None
     with tf.device("CPU:0"):
         # Many pieces are slow. A large piece needs memory for a second copy of its examples.
         for index, piece in dataset.enumerate().batch(max(128, size // 64)):
             if stacks is None:
-                stacks = tf.nest.map_structure(create_stack, piece)
+                stacks = tf.nest.map_structure(
+                    lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
+                )
             for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):
                 stack.scatter_update(tf.IndexedSlices(part, index))
     return stacks, size
@@ -1194,13 +1194,9 @@ def accumulate(compute_gradients):
     def select(batch, index):
         """Return a part of each tensor of a batch. Labels may be None."""
         state.micro_batch = (index, parts)
-
-        def select_part(tensor):
-            if tensor is None:
-                return None
-            return tf.stack(tf.split(tensor, parts))[index]
-
-        return tf.nest.map_structure(select_part, batch)
+        return tf.nest.map_structure(
+            lambda x: None if x is None else tf.stack(tf.split(x, parts))[index], batch
+        )
 
     def compute_gradients_in_parts(batch):
         seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
@@ -1241,7 +1237,8 @@ def clip_gradients(optimizer, gradients):
     gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
     scale = optimizer.scale_loss(1.0)  # 1, except with mixed_float16
     norm = tf.linalg.global_norm(gradients)
-    gradient_norm.update_state(norm / scale)
+    if tf.math.is_finite(norm):  # otherwise float16 has overflowed, and the update is left out
+        gradient_norm.update_state(norm / scale)
     gradients, _ = tf.clip_by_global_norm(gradients, config.clip_norm * scale, use_norm=norm)
     return [gradient / context.num_replicas_in_sync for gradient in gradients]
 
@@ -1266,7 +1263,8 @@ def swap_ema_weights():
     """
     for each, its_optimizer in pair_optimizers():
         its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # loss scaling
-        if not its_optimizer or not its_optimizer.use_ema:
+        # Before the first update, the averages are 0.
+        if not its_optimizer or not its_optimizer.use_ema or its_optimizer.iterations == 0:
             continue
         # Keras's public finalize_variable_values overwrites the weights and can't be undone.
         averages = its_optimizer._model_variables_moving_average
@@ -1631,12 +1629,10 @@ def check_run_dir():
     """Raise WrongInput if the run can't use --run-dir, before anything is written."""
     folder = run_path()
     problem = None
-    if not config.run_dir.isprintable():
-        problem = "has characters that can't be printed"
-    elif "://" in config.run_dir:
+    if "://" in config.run_dir:
         problem = "is not a local folder"
-    elif set("[\\") & set(folder.as_posix()):
-        problem = "has [ or \\, which TensorFlow takes for a pattern"
+    elif not config.run_dir.isprintable() or set("[\\") & set(folder.as_posix()):
+        problem = "has [, \\ or a character that can't be printed; TensorFlow can't use them"
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():
         problem = "has a config.json, but no metrics.jsonl: it is not a run"
     elif config.mode == "train" and not all(
@@ -2118,12 +2114,12 @@ def finish_epoch(validation_set, trained):
 
 def print_epoch(validated, trained, is_best):
     """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
-    epoch = state.step // config.steps_per_epoch
-    mark = "*" if is_best else " "
-    line = f"epoch {epoch:3}/{config.epochs} {mark}  validation {format_metrics(validated)}"
+    epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
+    line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
-    has_room = len(longer) < shutil.get_terminal_size((1000, 0)).columns
-    print_status(longer if trained and has_room else line)
+    if trained and len(longer) < shutil.get_terminal_size((1000, 0)).columns:
+        line = longer
+    print_status(line)
 
 
 def test_best_checkpoint(test_set):

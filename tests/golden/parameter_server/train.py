@@ -47,6 +47,8 @@ def on_signals(handler):
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
+# TensorFlow's default is 1 on a single core, with which tasks wait for each other forever.
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(1 + os.cpu_count()))
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
@@ -738,9 +740,8 @@ def wait_for_chief(address, finished_file):
 
 
 def is_run_finished():
-    """Return whether the log has the line of the test, which a run that resumes removes."""
-    path = run_path("metrics.jsonl")
-    return path.exists() and '"split": "test"' in path.read_text("utf-8")
+    """Return whether there is an export, which is written last. A run that resumes removes it."""
+    return run_path("export").exists()
 
 
 def watch_connections():
@@ -1140,7 +1141,8 @@ def restore(kind, path):
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
         reason = str(error).partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt, or of a model before an edit ({reason}); use another --run-dir"
+            f"{path} is corrupt, or of a model before an edit ({reason}). If it is corrupt, "
+            "delete its files to use an older one; otherwise use another --run-dir"
         ) from error
 
 
@@ -1445,12 +1447,12 @@ def finish_epoch(validation_set, trained):
 
 def print_epoch(validated, trained, is_best):
     """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
-    epoch = state.step // config.steps_per_epoch
-    mark = "*" if is_best else " "
-    line = f"epoch {epoch:3}/{config.epochs} {mark}  validation {format_metrics(validated)}"
+    epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
+    line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
-    has_room = len(longer) < shutil.get_terminal_size((1000, 0)).columns
-    print_status(longer if trained and has_room else line)
+    if trained and len(longer) < shutil.get_terminal_size((1000, 0)).columns:
+        line = longer
+    print_status(line)
 
 
 def test_best_checkpoint(test_set):

@@ -593,11 +593,13 @@ def create_strategy():
         raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
     config.device_kind = find_device_kind()
     name = choose_strategy()
+    # TensorFlow takes the path from one iteration of a loop to the next for an order within a step.
+    # With this optimization, a step could update a weight before it reads it.
+    options = {"dependency_optimization": False}
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers.
-        tf.config.optimizer.set_experimental_options(
-            {"arithmetic_optimization": False, "remapping": False}
-        )
+        options |= {"arithmetic_optimization": False, "remapping": False}
+    tf.config.optimizer.set_experimental_options(options)
     if name == "multi_worker":
         created = create_multi_worker_strategy()
     elif name == "tpu":
@@ -921,7 +923,8 @@ def restore(kind, path):
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
         reason = str(error).partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt, or of a model before an edit ({reason}); use another --run-dir"
+            f"{path} is corrupt, or of a model before an edit ({reason}). If it is corrupt, "
+            "delete its files to use an older one; otherwise use another --run-dir"
         ) from error
 
 
@@ -1309,12 +1312,12 @@ def finish_epoch(validation_set, trained):
 
 def print_epoch(validated, trained, is_best):
     """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
-    epoch = state.step // config.steps_per_epoch
-    mark = "*" if is_best else " "
-    line = f"epoch {epoch:3}/{config.epochs} {mark}  validation {format_metrics(validated)}"
+    epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
+    line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
-    has_room = len(longer) < shutil.get_terminal_size((1000, 0)).columns
-    print_status(longer if trained and has_room else line)
+    if trained and len(longer) < shutil.get_terminal_size((1000, 0)).columns:
+        line = longer
+    print_status(line)
 
 
 def test_best_checkpoint(test_set):
