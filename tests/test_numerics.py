@@ -293,8 +293,8 @@ def test_update_that_overflows_changes_nothing(train_once):
     averaged = read_numbers(train_once(*flags, "--ema-momentum", "0.9", code=LARGE_LOSS))
     assert averaged == plain
     assert plain[0]["gradient_norm"] == 0  # the mean of no steps
-    best_possible = 1e5 * math.log(10)
-    assert plain[1]["loss"] != pytest.approx(best_possible, rel=1e-6)  # that of weights 0
+    loss_of_zeros = 1e5 * math.log(10)
+    assert plain[1]["loss"] != pytest.approx(loss_of_zeros, rel=1e-6)
 
 
 def test_ema_follows_its_formula(train_once):
