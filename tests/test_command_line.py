@@ -51,7 +51,6 @@ BAD_FLAGS = {
     "run directory is a file": ("--run-dir file", "--run-dir file", "folder"),
     "run directory below a file": ("--run-dir file/run", "--run-dir file/run"),
     "run directory of another program": ("--run-dir other", "--run-dir other"),
-    "run directory without a name": ("--run-dir=", "not a local folder"),
     "run directory is a URL": ("--run-dir gs://bucket/run", "gs://bucket/run"),
     "evaluate a URL": ("--mode evaluate --run-dir gs://bucket/run", "gs://bucket/run"),
     "evaluate a missing run": ("--mode evaluate --run-dir no", "--run-dir no", "train"),

@@ -2,7 +2,7 @@ def check_run_dir():
     """Raise WrongInput if the run can't use --run-dir, before anything is written."""
     folder = run_path()
     problem = None
-    if not config.run_dir or "://" in config.run_dir:
+    if "://" in config.run_dir:
         problem = "is not a local folder"
     elif not config.run_dir.isprintable() or set("[\\") & set(folder.as_posix()):
         problem = "has [, \\ or a character that can't be printed; TensorFlow can't use them"
