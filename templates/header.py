@@ -127,7 +127,7 @@ from pathlib import Path
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
 # {% if cookiecutter.__size == "parameter_server" %}
-# TensorFlow's default is 1 on a single core, with which tasks wait for each other forever.
+# On a single core, TensorFlow would use one thread, and tasks would wait for each other forever.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(1 + os.cpu_count()))
 # {% endif %}
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer

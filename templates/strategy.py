@@ -51,9 +51,9 @@ def create_strategy():
         raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
     config.device_kind = find_device_kind()
     name = choose_strategy()
-    # The sum over replicas joins all gradients in one operation, an IdentityN. Where that implies
-    # that a weight is read before its update, this optimization removes the order of both. Then it
-    # removes the IdentityN too.
+    # With this optimization, a step could update a weight before it reads it. It removes control
+    # edges that a path through another operation implies, such as the IdentityN of all gradients
+    # in the sum over replicas. Then it removes the IdentityN, too.
     options = {"dependency_optimization": False}
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers.

@@ -1230,22 +1230,10 @@ def train_step(batch):
 WITHOUT_GRADIENTS = OWN_STEP.replace("compute_gradients", "compute_own_gradients")
 WITHOUT_GRADIENTS += "\n\ndel compute_gradients\n"
 # Such as the critic of a Wasserstein GAN, which is updated several times a step.
-OTHER_BATCH = """
-def compute_gradients(batch):
-    (features, _), labels, sample_weight = batch
-    with tf.GradientTape() as tape:
-        predictions = model(features, training=True)
-        loss = compute_loss(labels, predictions, sample_weight)
-    update_metrics(train_metrics, labels, predictions, sample_weight)
-    return loss, tape.gradient(loss, model.trainable_variables)
-
-
-def train_step(batch):
-    features, labels, sample_weight = batch
-    loss, gradients = compute_gradients(((features, None), labels, sample_weight))
-    update(optimizer, gradients, model.trainable_variables)
-    return loss * config.global_batch_size, tf.reduce_sum(sample_weight)
-"""
+OTHER_BATCH = OWN_STEP.replace(
+    "compute_gradients(features, labels, sample_weight):\n",
+    "compute_gradients(batch):\n    (features, _), labels, sample_weight = batch\n",
+).replace("compute_gradients(*batch)", "compute_gradients(((batch[0], None), *batch[1:]))")
 
 CORRECT = {
     "another compute_gradients": (OWN_STEP, CONTRACT),

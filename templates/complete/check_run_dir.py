@@ -5,7 +5,7 @@ def check_run_dir():
     if "://" in config.run_dir:
         problem = "is not a local folder"
     elif not config.run_dir.isprintable() or set("[\\") & set(folder.as_posix()):
-        problem = "has [, \\ or a character that can't be printed; TensorFlow can't use them"
+        problem = "has [, \\ or a character that can't be printed, which TensorFlow can't use"
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():
         problem = "has a config.json, but no metrics.jsonl: it is not a run"
     elif config.mode == "train" and not all(

@@ -877,9 +877,9 @@ def create_strategy():
         raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
     config.device_kind = find_device_kind()
     name = choose_strategy()
-    # The sum over replicas joins all gradients in one operation, an IdentityN. Where that implies
-    # that a weight is read before its update, this optimization removes the order of both. Then it
-    # removes the IdentityN too.
+    # With this optimization, a step could update a weight before it reads it. It removes control
+    # edges that a path through another operation implies, such as the IdentityN of all gradients
+    # in the sum over replicas. Then it removes the IdentityN, too.
     options = {"dependency_optimization": False}
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers.
@@ -1633,7 +1633,7 @@ def check_run_dir():
     if "://" in config.run_dir:
         problem = "is not a local folder"
     elif not config.run_dir.isprintable() or set("[\\") & set(folder.as_posix()):
-        problem = "has [, \\ or a character that can't be printed; TensorFlow can't use them"
+        problem = "has [, \\ or a character that can't be printed, which TensorFlow can't use"
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():
         problem = "has a config.json, but no metrics.jsonl: it is not a run"
     elif config.mode == "train" and not all(
