@@ -68,7 +68,7 @@ def simulate(
 ):
     """Return the mean seconds of a synchronous step by cause.
 
-    The causes are computing, waiting for the slowest worker, messages, and bytes.
+    The causes are compute, waiting for the slowest worker, messages, and bytes.
 
     Each worker computes for `compute` seconds, times a lognormal factor of mean 1 that differs by
     worker and step. `spread` is the standard deviation of its logarithm. Then the ring takes
@@ -83,7 +83,7 @@ def simulate(
         slowest = np.exp(logarithms).max(axis=1)
         waiting = compute * (slowest.mean() - 1)
     return {
-        "computing": compute,
+        "compute": compute,
         "waiting": waiting,
         "messages": 2 * (workers - 1) * latency,
         "bytes": count_bytes(workers, gradient_bytes) / bandwidth,
@@ -199,7 +199,7 @@ def render(folder, layers):
 def print_comparison(worker_counts, steps):
     """Print the measurements and the predictions.
 
-    The time of computing is taken from one worker and the bandwidth from two, so that only four
+    The compute time is taken from one worker and the bandwidth from two, so that only four
     workers and more are really predicted.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -210,7 +210,7 @@ def print_comparison(worker_counts, steps):
     cores = len(os.sched_getaffinity(0))
 
     def predict_compute(workers):
-        """Return the seconds of computing. More workers than cores take turns."""
+        """Return the seconds of compute. More workers than cores take turns."""
         return one_worker_seconds * max(1, workers / cores)
 
     communication_seconds = two_workers_seconds - predict_compute(2)
@@ -255,10 +255,10 @@ WORKER_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def print_simulations(args):
-    """Print the efficiency by link and number of workers, and what a step of the most takes.
+    """Print the efficiency by bandwidth and number of workers, and what a step of the most takes.
 
     The efficiency is the speed of a worker divided by the speed of a single worker. Return it by
-    link.
+    bandwidth.
     """
     efficiencies = {}
     parts = {}
@@ -274,11 +274,11 @@ def print_simulations(args):
         seconds = [simulate_seconds(count, **options) for count in WORKER_COUNTS]
         efficiencies[name] = [args.compute / each for each in seconds]
         parts[name] = simulate(WORKER_COUNTS[-1], **options)
-    print_header("link", *WORKER_COUNTS)
+    print_header("bandwidth", *WORKER_COUNTS)
     for name, values in efficiencies.items():
         print_row(name, *[f"{value:.2f}" for value in values])
     print()
-    causes = ("computing", "waiting", "messages", "bytes")
+    causes = ("compute", "waiting", "messages", "bytes")
     print_header(f"ms of a step, {WORKER_COUNTS[-1]} workers", *causes)
     for name, seconds in parts.items():
         print_row(name, *[f"{1e3 * seconds[cause]:.1f}" for cause in causes])
@@ -296,9 +296,9 @@ def draw(efficiencies, title, path):
         axis.plot(WORKER_COUNTS, values, marker="o", label=name)
     axis.set_xscale("log", base=2)
     axis.set_xticks(WORKER_COUNTS, [str(count) for count in WORKER_COUNTS])
-    axis.set(xlabel="machines", ylabel="fraction of linear speedup", ylim=(0, 1.05), title=title)
+    axis.set(xlabel="machines", ylabel="scaling efficiency", ylim=(0, 1.05), title=title)
     axis.grid(alpha=0.3)
-    figure.legend(title="link", loc="outside right upper")
+    figure.legend(title="bandwidth", loc="outside right upper")
     figure.savefig(path, dpi=120)
 
 
@@ -331,7 +331,7 @@ def main():
         return
     efficiencies = print_simulations(args)
     if args.plot:
-        title = f"gradients of {args.gradient:g} MB, {args.compute:g} s of computing a step"
+        title = f"gradients of {args.gradient:g} MB, {args.compute:g} s of compute per step"
         draw(efficiencies, title, args.plot)
 
 

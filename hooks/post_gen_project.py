@@ -7,6 +7,7 @@ Python before that, so it can be linted, formatted and imported by the tests.
 import json
 import os
 import shlex
+import subprocess
 import sys
 
 # Pairs of question and answer, in the order of the questions. They are JSON in a raw string, so an
@@ -31,7 +32,17 @@ def find_leftovers(answers, folder="."):
     return leftovers
 
 
-def describe(answers, leftovers=()):
+def read_commit(template):
+    """Return the commit of a clone of the template, or "" without git or a clone."""
+    command = ["git", "--git-dir", os.path.join(template, ".git"), "rev-parse", "HEAD"]
+    try:
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # git is not installed
+        return ""
+    return "" if finished.returncode else finished.stdout.strip()
+
+
+def describe(answers, leftovers=(), commit=""):
     """Return the closing message."""
     project_dir = os.path.join(answers["_output_dir"], answers["project_slug"])
     public = {key: answer for key, answer in answers.items() if not key.startswith("_")}
@@ -44,6 +55,8 @@ def describe(answers, leftovers=()):
         lines.append(f"Not part of this project, from an earlier choice of cluster: {path}")
     if leftovers:
         lines.append("")
+    if commit:
+        lines += [f"Keep the commit of the template, to update the project later: {commit}", ""]
     lines += [
         "Next, train the example and test its hooks:",
         "",
@@ -62,7 +75,7 @@ def main():
         return  # cruft also renders projects only to compare them, and doesn't tell hooks
     # On a terminal that cannot show a character of the name, the hook must not fail.
     sys.stdout.reconfigure(errors="backslashreplace")
-    print(describe(answers, find_leftovers(answers)))
+    print(describe(answers, find_leftovers(answers), read_commit(answers["_repo_dir"])))
 
 
 if __name__ == "__main__":

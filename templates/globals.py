@@ -77,13 +77,15 @@ class Config:
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     # {% if is_synchronous %}
     strategy: str = flag(
-        "auto", "distribution", choices="auto one_device mirrored multi_worker tpu".split()
+        "auto",
+        "tf.distribute strategy",
+        choices="auto one_device mirrored multi_worker tpu".split(),
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     # {% endif %}
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
+    seed: int = flag(0, "seed of initial weights, data order and dropout", type=bounded(int, -1))
     # {% if is_synchronous %}
     deterministic: bool = flag(
         False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
@@ -98,7 +100,7 @@ class Config:
     precision: str = flag(
         "float32", "dtype policy", choices=["float32", "mixed_bfloat16", "mixed_float16"]
     )
-    accumulation_steps: int = flag(1, "parts in which a replica processes its batch")
+    accumulation_steps: int = flag(1, "parts of a replica's batch, for gradient accumulation")
     clip_norm: float | None = flag(
         None, "largest norm of the global batch's gradients", type=bounded(float)
     )
@@ -106,10 +108,10 @@ class Config:
         None, "evaluate and export an EMA of the weights", type=bounded(float, below=1)
     )
     patience: int | None = flag(
-        None, "stop after as many epochs without a lower score", type=bounded(int)
+        None, "stop after this many epochs without a lower score", type=bounded(int)
     )
     recover_from_nan: int = flag(
-        0, "most loops that a run repeats if the loss is not finite", type=bounded(int, above=-1)
+        0, "largest number of loops to repeat after a non-finite loss", type=bounded(int, above=-1)
     )
     export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
     init_checkpoint: str | None = flag(

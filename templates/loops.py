@@ -7,7 +7,7 @@ def add(sums, results):
 def run_steps(distributed_step, iterator, steps):
     """Run many steps in one graph. Return the mean loss, [] float64.
 
-    If sample weights sum to 0, it is 0. `steps` is a tensor, since a Python number would trace a
+    It is 0 if sample weights sum to 0. `steps` is a tensor, since a Python number would trace a
     graph for each value.
     """
     # Each replica adds up its own losses, since a sum over workers takes messages.

@@ -1,7 +1,7 @@
 def create_input(examples, size, training, first_step=0):
     """Return an endless iterator of batches of one shape, and the steps of an epoch.
 
-    Training leaves out what doesn't fill a batch. Evaluation fills the last batch with examples of
+    Training leaves out the incomplete last batch. Evaluation fills the last batch with examples of
     weight 0: a replica without examples would make the mean NaN (tensorflow#41657). An iterator
     is created once per run, since it costs as much time as many steps.
     """

@@ -110,3 +110,18 @@ def find_decayed_weights(path):
     shrunk = [weight.path for weight in weights if np.max(weight.numpy()) < 1]
     kept = [weight.path for weight in weights if np.min(weight.numpy()) == 1]
     return shrunk, kept
+
+
+def write_mobile_net(path):
+    """Write weights of a small MobileNet whose BatchNormalizations have statistics of noise."""
+    import keras
+
+    model = keras.applications.MobileNet(
+        [128, 128, 3], alpha=0.25, include_top=False, weights=None, pooling="avg"
+    )
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.0
+    noise = np.random.default_rng(0).uniform(-1, 1, (64, 8, 8, 3))
+    model(tf.image.resize(noise, [128, 128]), training=True)
+    model.save_weights(path)

@@ -266,6 +266,8 @@ MARKS = (
     "fashion_mnist",
     "28, 28",
     "def preprocess",
+    "loadtxt",
+    "DictReader",
     "SplitEmbedding(",
     "FixedShardsPartitioner",
 )

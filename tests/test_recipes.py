@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rendering import SIZES, TEMPLATE, assert_ruff_clean
 from running import SEED, query, read_metrics, run_project_tests, run_script, train
-from variants import apply_blocks
+from variants import apply_blocks, replace_text
 
 FOLDER = TEMPLATE / "docs" / "recipes"
 PAGES = {}
@@ -71,6 +71,10 @@ def create_project(render, tmp_path):
         if name in EARLIER_RUNS:
             train(project / "train.py", "--epochs", "2", "--run-dir", EARLIER_RUNS[name])
         write_recipe(project, name)
+        if name == "fine_tuning":
+            weights = str(project / "small.weights.h5")
+            query("tasks.write_mobile_net", weights)
+            replace_text(project / "train.py", project, ('"imagenet"', repr(weights)))
         for path in project.glob("write_*.py"):
             outcome = run_script(path, records)
             assert (outcome.code, outcome.errors) == (0, "")

@@ -653,11 +653,16 @@ def marked(command, marks):
     return [command[mark.start() : mark.end()] for mark in re.finditer(r"\^+", marks)]
 
 
+def write_empty_template(folder):
+    """Write a template with the questions and hooks, whose projects have no files."""
+    shutil.copytree(TEMPLATE / "hooks", folder / "hooks")
+    shutil.copy(TEMPLATE / "cookiecutter.json", folder)
+    (folder / PRODUCT.name).mkdir()
+
+
 def test_pasted_command_quotes_the_path_of_the_template(cookiecutter_environment, tmp_path):
     template = tmp_path / """it's a "template" $(touch pwned)"""
-    shutil.copytree(TEMPLATE / "hooks", template / "hooks")
-    shutil.copy(TEMPLATE / "cookiecutter.json", template)
-    (template / PRODUCT.name).mkdir()
+    write_empty_template(template)
     cookiecutter = [sys.executable, "-m", "cookiecutter", str(template), "--no-input"]
     options = {"cwd": tmp_path, "env": cookiecutter_environment}
 
@@ -781,6 +786,28 @@ def test_closing_message_shows_answers_and_commands(render, tmp_path, capfd):
     commands = f"  cd {shlex.quote(str(project_dir))}\n  uv run train.py\n  uv run pytest\n"
     assert commands in message
     assert "misspelled" in message
+
+
+def test_closing_message_has_the_commit_of_the_template(cookiecutter_environment, tmp_path):
+    clone = tmp_path / "clone"
+    write_empty_template(clone)
+    git = ("git", "-c", "user.name=x", "-c", "user.email=x")
+    for arguments in ("init -q", "add .", "commit -q -m x"):
+        assert run(*git, *arguments.split(), cwd=clone).returncode == 0
+    commit = run("git", "rev-parse", "HEAD", cwd=clone).stdout.strip()
+    command = (sys.executable, "-m", "cookiecutter", str(clone), "--no-input")
+    finished = run(*command, env=cookiecutter_environment, cwd=tmp_path)
+    assert f"update the project later: {commit}\n" in finished.stdout
+
+
+def test_closing_message_needs_no_clone(tmp_path):
+    """A folder inside another repository is no clone."""
+    assert run("git", "init", "-q", cwd=tmp_path).returncode == 0
+    (tmp_path / "template").mkdir()
+    hook = load_hook("post_gen_project")
+    assert hook.read_commit(str(tmp_path / "template")) == ""
+    answers = {"_output_dir": ".", "project_slug": "x"}
+    assert "commit" not in hook.describe(answers)
 
 
 def test_closing_message_works_on_an_ascii_terminal(cookiecutter_environment, tmp_path):

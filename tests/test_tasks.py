@@ -1,5 +1,6 @@
 """The worked examples: each learns as well as a simple baseline, and takes its documented edits."""
 
+import csv
 import gzip
 import re
 import struct
@@ -23,6 +24,7 @@ from running import (
 from variants import (
     SMALL_DATA,
     apply_blocks,
+    replace_text,
     write_variant,
 )
 
@@ -209,6 +211,48 @@ def test_worked_edit_of_the_page(render, tmp_path):
     finished = run_project_tests(project, *contract)
     assert finished.returncode == 1
     assert " ".join(message.split()) in " ".join(finished.stdout.split())
+
+
+def write_rows(path, header, rows):
+    """Write a CSV file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([header, *rows])
+
+
+@pytest.mark.long
+def test_numbers_of_a_csv_file(projects, tmp_path):
+    """The hook of docs/tasks.md. The target of a row is the sum of its three features."""
+    features = np.random.default_rng(0).normal(size=(600, 3)).round(3)
+    rows = [[*row, row.sum()] for row in features]
+    write_rows(tmp_path / "numbers.csv", "abcd", rows)
+    [hook] = read_python_blocks(TEMPLATE / "docs/tasks.md", "loadtxt")
+    script = write_variant(projects["tabular_regression"] / "train.py", tmp_path, hook)
+    edits = (
+        ("keras.Input([10])", "keras.Input([3])"),
+        (", kernel_regularizer=keras.regularizers.L2(3.0)", ""),
+        ("Rescaling(100.0", "Rescaling(1.0"),
+    )
+    script = replace_text(script, tmp_path, *edits)
+    output = train(script, "--epochs", "20")
+    assert "15 steps per epoch" in output  # 480 rows, 32 per step
+    # The standard deviation of a target is 1.7.
+    assert read_numbers(tmp_path / "run")[-1]["mean_absolute_error"] < 0.3
+
+
+@pytest.mark.long
+def test_texts_of_a_csv_file(text_script, tmp_path):
+    """The hook of docs/tasks.md. The class of a text is its second word."""
+    classes = ["bad", "good", "so-so"]
+    texts = [[f"a {classes[i % 3]} film, part {i}", classes[i % 3]] for i in range(600)]
+    write_rows(tmp_path / "texts.csv", ["text", "label"], texts)
+    [hook] = read_python_blocks(TEMPLATE / "docs/tasks.md", "DictReader")
+    script = write_variant(text_script, tmp_path, hook)
+    text = script.read_text("utf-8")
+    script.write_text(text.replace("Dense(26,", "Dense(3,"), "utf-8")
+    output = train(script, "--global-batch-size", "32", "--epochs", "4")
+    assert "3 classes: bad good so-so" in output
+    assert read_numbers(tmp_path / "run")[-1]["accuracy"] == 1
 
 
 # --------------------------------------------------------------------------------------------------

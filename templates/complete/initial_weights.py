@@ -1,7 +1,7 @@
 def read_weights(path):
     """Return the (name, value) of all weights in a run, a checkpoint or a .keras file.
 
-    Of a run, these are the weights of its best checkpoint.
+    For a run, they are of its best checkpoint.
     """
     try:
         if Path(path, "model.keras").exists():  # an export

@@ -96,7 +96,7 @@ def check_edits():
     edits = [name for name in now | before if now.get(name) != before.get(name)]
     if before and edits:  # without a copy, or with a corrupt one, there is nothing to compare
         raise WrongInput(
-            f"train.py was edited since the run in {config.run_dir} began: {', '.join(edits)}; "
+            f"train.py was edited since the last start of {config.run_dir}: {', '.join(edits)}; "
             f"undo it, use another --run-dir, or rename {record} to resume all the same"
         )
 

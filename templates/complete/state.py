@@ -1,6 +1,6 @@
 @dataclasses.dataclass
 class State:
-    """Where the run is."""
+    """What changes during the run."""
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations

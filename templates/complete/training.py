@@ -31,7 +31,7 @@ def is_profiled(first_step, last_step):
 
 
 def set_profiling(is_wanted):
-    """Start or stop the profiler, unless it is as wanted."""
+    """Start or stop the profiler if it doesn't run as wanted."""
     if is_wanted == state.is_profiling:
         return
     state.is_profiling = is_wanted

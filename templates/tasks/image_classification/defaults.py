@@ -1,4 +1,4 @@
-global_batch_size: int = flag(64, "examples of a step, on all its replicas")
+global_batch_size: int = flag(64, "examples per step, over all replicas")
 epochs: int = flag(30, "passes over the training split")
 learning_rate: float = flag(2e-3, "learning rate, or the highest one of a schedule")
 # {% if cookiecutter.__size == "complete" %}

@@ -1,4 +1,4 @@
-global_batch_size: int = flag(32, "examples of a step, on all its replicas")
+global_batch_size: int = flag(32, "examples per step, over all replicas")
 epochs: int = flag(40, "passes over the training split")
 learning_rate: float = flag(3e-3, "learning rate, or the highest one of a schedule")
 # {% if cookiecutter.__size == "complete" %}
