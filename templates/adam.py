@@ -6,7 +6,7 @@ class Adam(keras.optimizers.Adam):
 
     def apply(self, grads, trainable_variables=None):
         # Once per update: `update_step` is called for each variable, and would compute them again.
-        step = tf.cast(self.iterations, tf.float32) + 1.0
+        step = tf.cast(self.iterations, "float32") + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step
         super().apply(grads, trainable_variables)

@@ -23,16 +23,15 @@ def create_checkpoints():
 def sum_variables():
     """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
     # {% if cookiecutter.__size == "parameter_server" %}
-    variables = list_variables((model, optimizer))
-    floats = [variable.value for variable in variables if "float" in variable.dtype]
     sums = []
-    for value in floats:
-        with tf.device(value.device):  # sums are sent over the network, not weights
-            sums.append(tf.cast(tf.reduce_sum(value), tf.float64))
+    for variable in list_variables((model, optimizer)):
+        if "float" in variable.dtype:
+            with tf.device(variable.value.device):  # sums are sent over the network, not weights
+                sums.append(tf.cast(tf.reduce_sum(variable), "float64"))
     return tf.add_n(sums)
     # {% else %}
     return sum(
-        tf.cast(tf.reduce_sum(variable.value), tf.float64)
+        tf.cast(tf.reduce_sum(variable), "float64")
         for variable in list_variables((model, optimizer))
         if "float" in variable.dtype
     )

@@ -46,7 +46,7 @@ def sum_over_workers(numbers):
     if config.workers == 1:
         return numbers
     per_replica = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(numbers, tf.int64)
+        lambda context: tf.constant(numbers, "int64")
     )
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same

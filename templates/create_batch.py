@@ -2,13 +2,18 @@ def create_batch(examples, size, training, places):
     """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
     epoch, position, index = tf.unstack(places, axis=1)
     # All examples of a batch are of one epoch.
-    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
+    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
     seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
+    # {% if cookiecutter.__size == "parameter_server" %}
+    with tf.device("CPU:0"):  # of the worker. All examples would be copied to its GPU at each step.
+        batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
+    # {% else %}
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
+    # {% endif %}
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    weight = tf.cast(position < size, tf.float32)
+    weight = tf.cast(position < size, "float32")
     if sample_weight is not None:
         weight *= sample_weight
     return features, labels, weight

@@ -15,11 +15,6 @@ def is_end_of_epoch():
     return state.step % config.steps_per_epoch == 0
 
 
-def is_lowest_score(validated):
-    """Return whether the `score` of a validation is lower than all earlier scores."""
-    return not state.history or score(validated) < min(map(score, state.history))
-
-
 def is_checkpoint_due(first_step):
     """Return whether the loop from `first_step` passed a multiple of --checkpoint-every-steps."""
     every = config.checkpoint_every_steps

@@ -11,7 +11,7 @@ def run_steps(distributed_step, iterator, steps):
     graph for each value.
     """
     # Each replica adds up its own losses, since a sum over workers takes messages.
-    sums = strategy.run(lambda: tf.zeros([2], tf.float64))
+    sums = strategy.run(lambda: tf.zeros([2], "float64"))
     for _ in tf.range(steps):
         sums = strategy.run(add, args=(sums, distributed_step(next_batch(iterator))))
     loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))

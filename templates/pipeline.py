@@ -27,7 +27,7 @@ def create_input(examples, size, training, first_step=0):
                 tf.reshape(places, [-1, replicas, config.global_batch_size // config.replicas, 3])
             )
 
-        places = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32).flat_map(list_places)
+        places = tf.data.Dataset.counter(first_step // steps, dtype="int32").flat_map(list_places)
         places = places.shard(context.num_input_pipelines, context.input_pipeline_id)
         places = places.skip(first_step % steps).unbatch()
         options = tf.data.Options()

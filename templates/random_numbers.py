@@ -37,8 +37,8 @@ def draw_part(draw, shape, **options):
     batch_size = config.global_batch_size // config.replicas
     share = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
     # {% endif %}
-    size = tf.reduce_prod(tf.cast(shape, tf.int64))
-    first = tf.cast(share, tf.int64) * size
-    options["counter"] += tf.cast([first // 4, 0], tf.uint64)
+    size = tf.reduce_prod(tf.cast(shape, "int64"))
+    first = tf.cast(share, "int64") * size
+    options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)

@@ -16,9 +16,19 @@ def find_run():
     Raise WrongInput if the flags would change the results of a run under way, or if the training
     data have changed: examples that the model was trained on may be in the test split now.
     """
+    if re.search(r"://|[\[\\]", config.run_dir):
+        raise WrongInput(
+            f"--run-dir {config.run_dir} is not a local folder, or has [ or \\, which TensorFlow "
+            "can't use; use another folder"
+        )
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:
         check_run(FIXED_SETTINGS if config.mode == "train" else ["train_data"])
+    # {% if cookiecutter.task == "text_classification" %}
+    is_fixed_length = config.schedule != "constant" or config.warmup_steps is None
+    if checkpoint and config.mode == "train" and is_fixed_length:
+        check_run(["epochs"])  # the schedule and the default warm-up depend on them
+    # {% endif %}
     return checkpoint
 
 
@@ -42,7 +52,7 @@ def check_run(names):
         return
     last_line = lines[-1]
     is_tested = last_line["split"] == "test" and last_line["step"] >= config.last_step
-    if is_tested and run_path("export").exists():
+    if is_tested and is_run_finished():
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
             "more --epochs would continue it"

@@ -10,7 +10,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step):
         # {% if cookiecutter.__size == "parameter_server" %}
-        step = tf.cast(step, tf.float32)
+        step = tf.cast(step, "float32")
         # {% else %}
         # Not the optimizer's step, which counts updates: the critic of a GAN has several per step.
         step = tf.identity(state.step_in_graph)
@@ -44,4 +44,4 @@ def set_schedule(optimizer):
             "in Config, set schedule to constant and warmup_steps to 0"
             # {% endif %}
         )
-    optimizer.learning_rate = Schedule(float(optimizer.learning_rate.numpy()))
+    optimizer.learning_rate = Schedule(optimizer.learning_rate.numpy())

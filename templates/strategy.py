@@ -15,21 +15,22 @@ def find_device_kind():
     # {% endif %}
 
 
-def list_strategies():
-    """Return the strategies that TF_CONFIG, --replicas and the devices allow, the best first."""
-    if config.workers > 1:
-        return ["multi_worker"]
-    if config.device_kind == "TPU":
-        return ["tpu"]
-    devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
-    if devices == 1:
-        return ["one_device", "mirrored"]
-    return ["mirrored"] if config.replicas else ["mirrored", "one_device"]
-
-
 def choose_strategy():
-    """Return the name of the strategy. Raise WrongInput if it isn't allowed."""
-    allowed = list_strategies()
+    """Return the name of the strategy.
+
+    Raise WrongInput if TF_CONFIG, --replicas or the devices don't allow it.
+    """
+    devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
+    if config.workers > 1:
+        allowed = ["multi_worker"]
+    elif config.device_kind == "TPU":
+        allowed = ["tpu"]
+    elif devices == 1:
+        allowed = ["one_device", "mirrored"]  # the best one first
+    elif config.replicas:
+        allowed = ["mirrored"]
+    else:
+        allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
         raise WrongInput(

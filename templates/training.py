@@ -19,23 +19,24 @@ def train_epochs(train_set, validation_set):
         log("train", trained)
         print_progress(trained)
         # {% if cookiecutter.__size == "parameter_server" %}
-        if signals:
+        if is_end_of_epoch() and not signals:
+            finish_epoch(validation_set, trained)
+        elif signals or is_checkpoint_due(first_step):
             save("last")
+        else:
+            continue
+        # Workers that got the signal end soon, so another loop may have none.
+        if signals:
             raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
         # {% else %}
         if sum_over_workers(len(signals)):
             save("last")
             raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
-        # {% endif %}
         if is_end_of_epoch():
             finish_epoch(validation_set, trained)
-            # {% if cookiecutter.__size == "parameter_server" %}
-            # Workers that got the signal end soon, so another loop may have none.
-            if signals:
-                raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
-            # {% endif %}
         elif is_checkpoint_due(first_step):
             save("last")
+        # {% endif %}
 
 
 def check_finite(number):
@@ -56,7 +57,7 @@ def finish_epoch(validation_set, trained):
         raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
     # {% endif %}
     check_finite(validated["loss"] + score(validated))
-    is_best = is_lowest_score(validated)
+    is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
     # saves both here. "last" is saved without this validation, which a resumed run repeats.
     if is_best:
@@ -64,6 +65,9 @@ def finish_epoch(validation_set, trained):
     save("last")
     state.history.append(log("validation", validated))
     print_epoch(validated, trained, is_best)
+    # {% if cookiecutter.__size != "parameter_server" %}
+    sum_over_workers(0)  # `end_epoch` may read the checkpoints, which the chief writes
+    # {% endif %}
     if end_epoch(state.history):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch`")
@@ -75,9 +79,6 @@ def finish_epoch(validation_set, trained):
 def test_best_checkpoint(test_set):
     """Test the best checkpoint and log the result. The line has the step of the run's end."""
     exit_on_signals()  # everything is saved
-    # {% if cookiecutter.__size != "parameter_server" %}
-    sum_over_workers(0)  # wait until the chief has written the best checkpoint
-    # {% endif %}
     log("test", test_checkpoint(find_checkpoint("best"), test_set))
 
 

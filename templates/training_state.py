@@ -4,6 +4,11 @@ def reset_keras():
     keras.utils.set_random_seed(config.seed)
 
 
+# {% if cookiecutter.__size != "parameter_server" %}
+# {% include "check_optimizers.py" %}
+
+
+# {% endif %}
 def create_training_state():
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
@@ -25,6 +30,7 @@ def create_training_state():
     model, optimizer = create_model_and_optimizer(strategy)
     # {% if cookiecutter.__size != "parameter_server" %}
     if config.replicas > 1:
+        check_optimizers()
         prepare_layers_for_replicas()
         share_random_numbers()
     # {% endif %}
@@ -36,18 +42,6 @@ def create_training_state():
             if its_optimizer:
                 # {% if cookiecutter.__schedule %}
                 set_schedule(its_optimizer)
-                # {% endif %}
-                # {% if cookiecutter.__size != "parameter_server" %}
-                if config.replicas > 1 and (
-                    hasattr(its_optimizer, "inner_optimizer")  # sees one replica's overflow
-                    or its_optimizer.gradient_accumulation_steps
-                    or its_optimizer.ema_overwrite_frequency
-                ):
-                    raise WrongInput(
-                        "create_model_and_optimizer: LossScaleOptimizer, "
-                        "gradient_accumulation_steps and ema_overwrite_frequency of an optimizer "
-                        "are for one replica; leave them out"
-                    )
                 # {% endif %}
                 if not each.trainable_variables:
                     raise WrongInput(

@@ -31,7 +31,7 @@ def is_server_failure(path, kind):
         error = cluster_coordinator.ClosureInputError(cause)
     else:
         error = errors.InvalidArgumentError(None, None, f"/job:ps/task:0 is an {kind}")
-    return script.is_server_failure(error)
+    return bool(script.is_server_failure(error))
 
 
 def explain_graph_error(path, kind, text):
@@ -124,16 +124,6 @@ def read_communication_options(path, kind):
     script.tf.distribute.MultiWorkerMirroredStrategy = record
     script.create_multi_worker_strategy()
     return chosen
-
-
-def find_lowest_scores(path, losses):
-    """Return of each validation loss whether it is lower than all earlier ones."""
-    script = load_script(path)
-    answers = []
-    for loss in losses:
-        answers.append(script.is_lowest_score({"loss": loss}))
-        script.state.history.append({"loss": loss})
-    return answers
 
 
 def connect_to_listener(path, addresses):

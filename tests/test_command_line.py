@@ -70,6 +70,8 @@ BAD_FLAGS_OF_ESSENTIAL = {
     "evaluate a missing run": ("--mode evaluate", "no complete best checkpoint"),
     "run directory is a file": ("--run-dir file", "--run-dir file"),
     "run directory below a file": ("--run-dir file/run", "--run-dir file/run"),
+    "run directory that TensorFlow can't read": ("--run-dir run[1]", "--run-dir run[1]"),
+    "run directory that is a URL": ("--run-dir gs://bucket/run", "--run-dir gs://bucket/run"),
 }
 
 # For an existing run: the flags, and the names that the line must have.

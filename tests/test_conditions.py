@@ -134,12 +134,6 @@ def test_gpus_sum_gradients_in_packs(size, kind, implementation, bytes_per_pack,
     assert options == [implementation, bytes_per_pack]
 
 
-def test_score_is_the_lowest_if_no_earlier_one_is_as_low(scripts):
-    for script in scripts.values():
-        answers = query("conditions.find_lowest_scores", script, [2.0, 2.0, 1.0, 1.5, 0.5])
-        assert answers == [True, False, True, False, True]
-
-
 @pytest.mark.parametrize("size", ["essential", "complete"])
 @pytest.mark.parametrize(
     ("kind", "text"),

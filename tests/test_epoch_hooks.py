@@ -72,6 +72,26 @@ def test_epoch_ends_after_it_is_saved(size, scripts, tmp_path):
     assert len(read_split(tmp_path / "run", "validation")) == 1
 
 
+# The chief writes slowly, so that another worker would call the hook before the files exist.
+WRITES_SLOWLY = """
+write = tf.train.Checkpoint.write
+
+def write_slowly(*args, **kwargs):
+    time.sleep(2)
+    return write(*args, **kwargs)
+
+tf.train.Checkpoint.write = write_slowly
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_epoch_ends_on_each_worker_after_it_is_saved(size, scripts, tmp_path):
+    code = (SMALL_IMAGES, READS_CHECKPOINTS, WRITES_SLOWLY)
+    script = write_variant(scripts[size], tmp_path, *code)
+    assert_succeeded(finish_all(start_workers(script, WORKERS, *FLAGS)))
+
+
 @pytest.fixture
 def plateau_run(train_once):
     """Return the folder of an undisturbed run with the hooks of PLATEAU."""
@@ -107,6 +127,15 @@ def test_score_that_is_not_a_number_ends_the_run(size, scripts, tmp_path):
     assert_fails(outcome, 1, "not finite", "step 38")
     steps = [line["step"] for line in read_split(tmp_path / "run", "validation")]
     assert steps == [19]
+
+
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_first_of_equal_scores_selects_the_best_checkpoint(size, scripts, tmp_path):
+    code = "def score(validation):\n    return 1\n"
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, code)
+    train(script, *FLAGS[:2], "--epochs", "3")
+    best = query("runs.read_contents", tmp_path / "run")["best"]
+    assert best["step"] == [read_split(tmp_path / "run", "validation")[0]["step"]]
 
 
 def test_lowest_score_selects_the_best_checkpoint(train_once):

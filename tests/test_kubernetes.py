@@ -276,13 +276,14 @@ def check_resources(manifest):
     ]
     is_limited = all((measure(limits.get(x)) or 0) >= (measure(requests[x]) or 0) for x in requests)
     memory = measure(limits.get("memory")) or 0
-    threads = [manifest.variables.get(f"TF_NUM_{x}_THREADS") for x in ("INTRAOP", "INTEROP")]
+    intra = manifest.variables.get("TF_NUM_INTRAOP_THREADS")
+    inter = manifest.variables.get("TF_NUM_INTEROP_THREADS")
     return {
         "quantities are valid": None not in sizes,
         "processors and memory are requested": set(requests) == {"cpu", "memory"},
         "processors and memory are limited": set(limits) >= {"cpu", "memory"},
         "limits are no less than requests": is_limited,
-        "threads are as many as processors": threads == [limits.get("cpu")] * 2,
+        "threads are as many as processors": intra == limits.get("cpu") and inter in (None, intra),
         "NCCL's memory is in the limit": 0 < (measure(shared) or 0) < memory,
     }
 
@@ -427,6 +428,15 @@ def test_arguments_are_flags_of_the_script(distribution, render, tmp_path):
     script = (project / "train.py").read_text("utf-8")
     assert flags
     assert all(f"    {flag.replace('-', '_')}: " in script for flag in flags), flags
+
+
+@pytest.mark.parametrize("distribution", ["synchronous", "parameter_server"])
+def test_threads_between_operations_are_limited_where_one_suffices(distribution, render, tmp_path):
+    """With parameter servers and one thread, tasks would wait for each other forever."""
+    project = render(tmp_path, cluster="kubernetes", distribution=distribution)
+    text = (project / "launch" / "kubernetes.yaml").read_text("utf-8")
+    assert text.count("TF_NUM_INTRAOP_THREADS") > 0
+    assert ("TF_NUM_INTEROP_THREADS" in text) == (distribution == "synchronous")
 
 
 MUTANTS = [

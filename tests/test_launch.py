@@ -483,17 +483,37 @@ def test_tasks_end_if_the_launcher_is_killed(project):
     assert read_received(project) == ["SIGTERM", "SIGTERM"]
 
 
+PRINT_GPUS = "print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+
+
+def gpus_of(numbers):
+    return {"CUDA_VISIBLE_DEVICES": numbers}
+
+
 @pytest.mark.parametrize(
     ("gpus", "shares"),
-    [("0,1,2,3", ["0,2", "1,3"]), ("2,5", ["2", "5"]), ("0", ["", ""]), ("-1", ["-1", "-1"])],
+    [
+        ("0,1,2,3", ["0,2", "1,3"]),
+        ("2,5", ["2", "5"]),
+        ("0,1,2", ["0", "1"]),  # equally many
+        ("0", ["", ""]),
+        ("-1", ["-1", "-1"]),
+    ],
 )
 def test_workers_share_the_gpus(gpus, shares, project):
-    body = "print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
-    variables = {"CUDA_VISIBLE_DEVICES": gpus}
-    lines = run_launcher(project, body, "--workers", 2, variables=variables)
+    lines = run_launcher(project, PRINT_GPUS, "--workers", 2, variables=gpus_of(gpus))
     printed = [select_worker_lines(index, lines) for index in range(2)]
     assert printed == [[repr(share)] for share in shares]
     assert any("fewer GPUs than workers" in line for line in lines) == (gpus == "0")
+    assert any("so 1 are not used" in line for line in lines) == (gpus == "0,1,2")
+
+
+def test_workers_of_parameter_servers_use_one_gpu_each(server_project):
+    flags = ("--ps", 1, "--workers", 2)
+    lines = run_launcher(server_project, PRINT_GPUS, *flags, variables=gpus_of("0,1,2,3"))
+    printed = sorted(line.partition("] ")[2] for line in lines if line.endswith("'"))
+    assert printed == ["''", "''", "'0'", "'1'"]  # of the chief, the server and the workers
+    assert any("2 of 4 are not used" in line for line in lines)
 
 
 @pytest.mark.parametrize("end", ["os._exit(143)", "os.kill(os.getpid(), signal.SIGKILL)"])

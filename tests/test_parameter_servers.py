@@ -89,6 +89,30 @@ def test_two_workers_take_each_example_once_per_epoch(cluster):
     assert find_training_steps(tasks.run_dir) == [19, 38, 57]
 
 
+RECORD_POWERS = """
+apply_adam = tf.raw_ops.ResourceApplyAdam
+
+def record_and_apply(**options):
+    tf.print(options["beta1_power"], output_stream="file://powers")
+    return apply_adam(**options)
+
+tf.raw_ops.ResourceApplyAdam = record_and_apply
+"""
+
+
+@pytest.mark.long
+def test_bias_correction_uses_the_number_of_the_step(cluster):
+    """It doesn't use the counter of updates, which two workers overwrite."""
+    tasks = cluster(RECORD_POWERS)
+    tasks.train("--epochs", "2")
+    powers = []
+    for path in tasks.folder.glob("*/powers"):
+        powers += map(float, path.read_text("utf-8").split())
+    steps = np.log(powers) / np.log(0.9)
+    variables = 6  # kernel and bias of three layers
+    np.testing.assert_allclose(np.sort(steps), np.repeat(range(1, 39), variables), rtol=1e-3)
+
+
 @pytest.mark.long
 def test_evaluation_by_workers_equals_that_of_one_process(cluster):
     tasks = cluster()
@@ -253,6 +277,27 @@ def test_sigterm_to_all_tasks_saves_first(cluster):
         )
     )
     assert step in list_checkpoints(tasks.run_dir)
+
+
+@pytest.mark.long
+def test_signal_that_arrives_twice_saves(server_script, tmp_path):
+    """As from `uv run`, if the same signal is sent to all processes of a group."""
+    script = write_copies(server_script, [tmp_path])[0]
+    process = fork(script, "--epochs", "500")
+    log = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: log.exists() and len(log.read_text().splitlines()) > 3, process)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    outcome = finish(process)
+    assert_fails(outcome, 143, "saved at step")
+
+
+@pytest.mark.long
+def test_server_creates_the_run_directory(cluster):
+    """Otherwise, NFS would remember for half a minute that there is none."""
+    tasks = cluster().start("--epochs", "1", tasks=[("ps", 0)])
+    wait_until(tasks.run_dir.exists, tasks.processes["ps", 0])
 
 
 # Saving takes longer than the grace period, in which a slow machine must still end a step.
@@ -424,6 +469,7 @@ def test_one_process_updates_as_the_synchronous_script(essential_script, server_
         ("Cancelled", True),
         ("ClosureInputError", True),
         ("unknown device", True),
+        ("relevant tensor remote_handle", True),
         ("other device", False),
     ],
 )
@@ -432,9 +478,22 @@ def test_server_failures_are_recognized(error, expected, server_script):
     assert query("conditions.is_server_failure", server_script, error) is expected
 
 
+# The chief removes a checkpoint while the evaluator looks for the newest one.
+REMOVED_ONCE = """
+removed = []
+
+@wraps_original
+def find_checkpoint(original, kind):
+    if config.mode == "continuous_evaluate" and not removed:
+        removed.append(kind)
+        raise FileNotFoundError
+    return original(kind)
+"""
+
+
 @pytest.mark.long
 def test_digits_are_learned_and_an_evaluator_follows(cluster):
-    tasks = cluster(tasks=(*TASKS, ("evaluator", 0)))
+    tasks = cluster(REMOVED_ONCE, tasks=(*TASKS, ("evaluator", 0)))
     outcomes = tasks.start().finish()
     assert_codes(outcomes, 0)
     test_line = read_metrics(tasks.run_dir)[-1]

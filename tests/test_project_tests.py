@@ -449,7 +449,7 @@ MISTAKES = {
     "clipping-of-each-replica": (
         use_optimizer("keras.optimizers.Adam(0.002, global_clipnorm=1.0)"),
         "create_model_and_optimizer",
-        ["global_clipnorm clips the gradients of each replica", "--clip-norm"],
+        ["global_clipnorm raises an error on several replicas", "--clip-norm"],
     ),
     "unused-layer": (
         FORGETFUL,
@@ -728,6 +728,15 @@ ACTIVE_UNITS = replace_image_model(
     "keras.layers.Dense(10)",
 )
 
+# The images are sequences of rows. Empty rows are masked.
+MASKED = replace_image_model(
+    "keras.layers.Reshape([8, 8])",
+    "keras.layers.Masking()",
+    "keras.layers.BatchNormalization()",
+    "keras.layers.GlobalAveragePooling1D()",
+    "keras.layers.Dense(10)",
+)
+
 # An evaluation whose metrics ignore the weights: they count the examples that fill the last batch.
 COUNTS_PADDING = """
 def evaluation_step(batch, metrics):
@@ -781,6 +790,11 @@ MISTAKES_IN_RUNS = {
             "No check of a single hook finds the cause. Possible causes:",
             "elements of sequential/dense/bias have gradients that are rounding errors",
         ],
+    ),
+    "normalization-with-a-mask": (
+        MASKED,
+        REPLICAS,
+        ["batch_normalization gets a mask", "statistics of each replica's own examples"],
     ),
     "padding-that-counts": (
         COUNTS_PADDING,
@@ -1235,6 +1249,16 @@ OTHER_BATCH = OWN_STEP.replace(
     "compute_gradients(batch):\n    (features, _), labels, sample_weight = batch\n",
 ).replace("compute_gradients(*batch)", "compute_gradients(((batch[0], None), *batch[1:]))")
 
+# After an epoch without a lower loss, the weights of the best one are restored.
+BACK_TO_THE_BEST = """
+def end_epoch(history):
+    if history[-1]["loss"] > min(line["loss"] for line in history):
+        best = tf.train.Checkpoint(model=[variable.value for variable in model.variables])
+        path = tf.train.latest_checkpoint(run_path("checkpoints/best"))
+        best.restore(path).assert_existing_objects_matched().expect_partial()
+    return False
+"""
+
 CORRECT = {
     "another compute_gradients": (OWN_STEP, CONTRACT),
     "compute_gradients of another batch": (OTHER_BATCH, CONTRACT),
@@ -1263,6 +1287,7 @@ CORRECT = {
     "loss over the global batch": (GLOBAL_LOSS, CONTRACT),
     "frozen teacher": (TEACHER, f"{CONTRACT} or {KILLED} or {EXPORT}"),
     "rate on a plateau": (PLATEAU, f"{CONTRACT} or {KILLED}"),
+    "back to the best weights": (BACK_TO_THE_BEST, f"{CONTRACT} or {KILLED}"),
 }
 SHORT_CORRECT = ("no loss object", "losses of tokens")
 
@@ -1274,6 +1299,18 @@ SHORT_CORRECT = ("no loss object", "losses of tokens")
 def test_correct_hooks_pass(name, run_tests):
     code, tests = CORRECT[name]
     report = run_tests(code, only=tests)
+    assert not report.failed, report.output
+
+
+OTHER_DEFAULTS = """
+for name, value in (("warmup_steps", 500), ("accumulation_steps", 32), ("strategy", "mirrored")):
+    Config.__dataclass_fields__[name].default = value
+"""
+
+
+@pytest.mark.long
+def test_defaults_that_do_not_fit_the_tests_pass(run_tests):
+    report = run_tests(OTHER_DEFAULTS, only=f"{REPLICAS} or {WORKERS}", script="complete")
     assert not report.failed, report.output
 
 

@@ -320,6 +320,30 @@ def test_killed_worker_alone_is_restarted(server_project, start_job, slurm):
     assert_roles(read_logs(server_project, job, tasks=4))
 
 
+# The last worker of each start is killed some seconds after it serves.
+KILL_LAST_WORKER = """
+@wraps_original
+def serve(original, cluster, job, index):
+    if (job, index) == ("worker", len(cluster["worker"]) - 1):
+        threading.Timer(5, os.kill, [os.getpid(), signal.SIGKILL]).start()
+    original(cluster, job, index)
+"""
+
+
+@pytest.mark.long
+@needs_slurm
+def test_run_is_saved_when_a_worker_has_no_restart_left(server_project, start_job, slurm):
+    write_variant(server_project / "train.py", server_project, KILL_LAST_WORKER)
+    job, _ = start_job(server_project, *LONG_RUN, lines=1, options=FOUR_TASKS)
+    wait_until(
+        lambda: "saved at step" in read_logs(server_project, job, tasks=4)[1],
+        timeout=240,
+        what="the checkpoint of the chief",
+    )
+    slurm.run("scancel", job)
+    assert "restart 3 of 3" in read_logs(server_project, job, tasks=4)[4]
+
+
 # In its second start, a worker serves when the chief has ended. Its wait for a chief is 12 seconds.
 SECOND_START_AFTER_THE_END = """
 FINISHED_SECONDS /= 5

@@ -3,8 +3,10 @@
 import csv
 import gzip
 import re
+import shutil
 import struct
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -342,12 +344,35 @@ def test_default_warm_up_rejects_other_epochs(text_script, tmp_path):
 
 
 @pytest.mark.long
+def test_essential_schedule_rejects_other_epochs(render, tmp_path):
+    project = render(tmp_path, task=TEXT)
+    script = write_variant(project / "train.py", project, SMALL_TEXTS)
+    train(script, "--epochs", "1")
+    outcome = run_script(script, "--epochs", "2")
+    assert_rejected(outcome, "epochs 1, not 2")
+    constant = ('schedule: str = "linear"', 'schedule: str = "constant"')
+    no_warm_up = ("warmup_steps: int | None = None", "warmup_steps: int | None = 0")
+    replace_text(script, project, constant, no_warm_up)
+    train(script, "--epochs", "1", "--run-dir", "constant")
+    assert "resumed at step" in train(script, "--epochs", "2", "--run-dir", "constant")
+
+
+@pytest.mark.long
 def test_new_run_has_its_own_vocabulary(text_script, first_runs, tmp_path):
     script = write_variant(text_script, tmp_path, SMALL_TEXTS, OTHER_TEXTS)
     train(script, "--epochs", "1")
     vocabulary = read_vocabulary(tmp_path / "run")
     assert '"glyph"' in vocabulary
     assert vocabulary != read_vocabulary(first_runs[TEXT])
+
+
+@pytest.mark.long
+def test_lost_vocabulary_is_not_made_again(text_script, first_runs, tmp_path):
+    shutil.copytree(first_runs[TEXT], tmp_path / "run")
+    (tmp_path / "run" / "adapted.json").unlink()
+    script = shutil.copy(text_script, tmp_path)
+    for flags in (("--epochs", "1"), ("--mode", "evaluate")):
+        assert_rejected(run_script(Path(script), *flags), "adapted.json")
 
 
 @pytest.mark.long

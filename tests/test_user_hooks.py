@@ -543,7 +543,14 @@ def test_weights_without_a_gradient_are_allowed(essential_script, tmp_path):
 
 @pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
 @pytest.mark.parametrize(
-    "setting", ["gradient_accumulation_steps=2", "use_ema=True, ema_overwrite_frequency=2"]
+    "setting",
+    [
+        "gradient_accumulation_steps=2",
+        "use_ema=True, ema_overwrite_frequency=2",
+        "global_clipnorm=1.0",
+        "clipnorm=1.0",
+        "clipvalue=0.1",
+    ],
 )
 def test_settings_of_an_optimizer_for_one_replica(setting, size, scripts, tmp_path):
     code = use_optimizer(f"Adam(learning_rate, {setting})")
@@ -563,6 +570,41 @@ def test_loss_scale_of_the_hook_is_rejected_where_it_is_wrong(size, scripts, tmp
     assert_fails(outcome, 2, "create_model_and_optimizer: LossScaleOptimizer")
     if size == "essential":
         train(script, "--epochs", "1")
+
+
+BUILT = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, optimizer = original(strategy)
+    with strategy.scope():
+        optimizer.build(model.trainable_variables)
+    return model, optimizer
+"""
+
+
+def test_built_optimizer_is_rejected_with_an_ema(complete_script, tmp_path):
+    """Keras would not create the averages, and fail in the first step."""
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, BUILT)
+    outcome = run_script(script, "--epochs", "1", "--ema-momentum", "0.9")
+    assert_fails(outcome, 2, "or with --ema-momentum a built optimizer")
+    train(script, "--epochs", "1")
+
+
+WRONG_UPDATE = """
+def train_step(batch):
+    loss, gradients = compute_gradients(batch)
+    update(optimizer, gradients[::-1], model.trainable_variables)
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
+"""
+
+
+def test_error_in_an_update_is_a_traceback(complete_script, tmp_path):
+    """Keras's own code has the word merge_call, as an error of TensorFlow about replicas has."""
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, WRONG_UPDATE)
+    outcome = run_script(script, "--epochs", "1")
+    assert outcome.code == 1
+    assert "Traceback" in outcome.errors
+    assert "--accumulation-steps:" not in outcome.errors
 
 
 UNBUILT = """

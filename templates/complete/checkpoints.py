@@ -36,11 +36,11 @@ def take_snapshot():
     values, are_finite = copy_variables()
     if are_finite:
         values["names"] = tf.constant([variable.path for variable in list_variables(model)])
-        values["step"] = tf.constant(state.step, tf.int64)
+        values["step"] = tf.constant(state.step, "int64")
         values["history"] = tf.constant([json.dumps(state.history)])
         if state.recoveries:
-            values["recoveries"] = tf.constant(state.recoveries, tf.int64)
-            values["skipped"] = tf.constant(state.skipped, tf.int64)
+            values["recoveries"] = tf.constant(state.recoveries, "int64")
+            values["skipped"] = tf.constant(state.skipped, "int64")
         state.snapshot = values
     return are_finite
 

@@ -74,8 +74,7 @@ def run_on_chief(function, *arguments):
 
     The other workers need no access to the run directory.
     """
-    value = None
-    error = None
+    value = error = None
     if config.worker_index == 0:
         try:
             value = function(*arguments)

@@ -14,7 +14,7 @@ def explain_error(error):
             f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; "
             "use --no-jit-compile"
         )
-    if "merge_call" in text:
+    if "`merge_call` called while" in text:
         return WrongInput(
             "--jit-compile, --accumulation-steps: a hook sums over replicas, which TensorFlow "
             "can't do in a compiled function or a loop; leave out the flag or the sum"
@@ -63,9 +63,11 @@ def get_reason(error):
 
 def is_in_run_dir(error):
     """Return whether an exception is about a file of the run, and not of a hook."""
-    if not isinstance(error, OSError) or run_path() == Path():
-        return False
-    return Path(str(error.filename)).is_relative_to(run_path())
+    return (
+        isinstance(error, OSError)
+        and run_path() != Path()
+        and Path(str(error.filename)).is_relative_to(run_path())
+    )
 
 
 def report_error(error):

@@ -1,7 +1,9 @@
 def check_steps():
     """Raise WrongInput if a flag names a step after the last one."""
-    _, last_profiled = config.profile
-    for flag_name, step in (("warmup-steps", config.warmup_steps or 0), ("profile", last_profiled)):
+    for flag_name, step in (
+        ("warmup-steps", config.warmup_steps or 0),
+        ("profile", config.profile[1]),
+    ):
         if step > config.last_step:
             raise WrongInput(
                 f"--{flag_name}: step {step} is after the last step of {config.epochs} epochs, "

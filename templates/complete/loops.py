@@ -11,8 +11,8 @@ def run_steps(distributed_step, iterator, steps):
     loss, or 0 if sample weights sum to 0, and the seconds spent waiting for data, [] float64 each.
     """
     # Each replica adds up its own losses, since a sum over workers takes messages.
-    sums = strategy.run(lambda: tf.zeros([2], tf.float64))
-    waited = tf.zeros([], tf.float64)
+    sums = strategy.run(lambda: tf.zeros([2], "float64"))
+    waited = tf.zeros([], "float64")
     # A step updates the weights of the first layers last: they get their gradients last.
     trained_model = next(each for each, its_optimizer in pair_optimizers() if its_optimizer)
     first_weights = trained_model.trainable_variables[0].value

@@ -125,9 +125,8 @@ def load_adapted(train_split, checkpoint):
 
 def read_or_adapt(checkpoint):
     """Return the content of adapted.json or, in a new run, what `adapt` returns."""
-    is_begun = checkpoint or config.mode != "train"
     # Continuous evaluation may start before the run.
-    if is_begun and run_path("adapted.json").exists():
+    if checkpoint or (config.mode != "train" and run_path("adapted.json").exists()):
         return read_object("adapted.json")
     result = adapt(create_datasets()[0])  # not from the loaded examples, to save memory
     initial = read_initial_adapted()

@@ -76,14 +76,15 @@ def finish_epoch(validation_set, trained):
     swap_ema_weights()
     if not math.isfinite(validated["loss"] + score(validated)):
         raise RunFailed(f"the validation loss or score is not finite at step {state.step}")
-    is_best = is_lowest_score(validated)
+    is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
     validation = log("validation", validated)
     state.history.append(validation)
     print_epoch(validated, trained, is_best)
     epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
-    wait_for_write()  # `end_epoch` may read the checkpoints
+    wait_for_write()
+    sum_over_workers(0)  # `end_epoch` may read the checkpoints, which the chief writes
     if end_epoch(state.history) or epochs_waited >= (config.patience or math.inf):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch` or --patience")
@@ -95,8 +96,7 @@ def finish_epoch(validation_set, trained):
 
 def test_best_checkpoint(test_set):
     """Test the best checkpoint, or the last with --export last, and log the result."""
-    checkpoint = run_on_chief(find_checkpoint, config.export)
-    log("test", test_checkpoint(checkpoint, test_set))
+    log("test", test_checkpoint(run_on_chief(find_checkpoint, config.export), test_set))
 
 
 def test_checkpoint(checkpoint, test_set):

@@ -5,6 +5,9 @@ def reset_keras():
     keras.config.set_dtype_policy(config.precision)
 
 
+# {% include "check_optimizers.py" %}
+
+
 def create_training_state(datasets, checkpoint):
     """Create the loss, metrics, model and optimizer. Try to export the model of a new run."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
@@ -15,6 +18,8 @@ def create_training_state(datasets, checkpoint):
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
+    if config.replicas > 1:
+        check_optimizers()
     if config.replicas * config.accumulation_steps > 1:
         prepare_layers_for_replicas()
         share_random_numbers()
@@ -47,13 +52,10 @@ def configure_optimizer(each):
     """
     if not each:
         return None
-    if hasattr(each, "inner_optimizer") or (
-        config.replicas > 1 and (each.gradient_accumulation_steps or each.ema_overwrite_frequency)
-    ):
+    if hasattr(each, "inner_optimizer") or (config.ema_momentum and each.built):
         raise WrongInput(
-            "create_model_and_optimizer: LossScaleOptimizer and, on several replicas, "
-            "gradient_accumulation_steps and ema_overwrite_frequency can't be used; use "
-            "--precision mixed_float16, --accumulation-steps and --ema-momentum"
+            "create_model_and_optimizer: LossScaleOptimizer, or with --ema-momentum a built "
+            "optimizer, can't be used; use --precision mixed_float16, and don't build it"
         )
     set_schedule(each)
     if config.ema_momentum:

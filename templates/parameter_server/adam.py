@@ -8,13 +8,13 @@ class Adam(keras.optimizers.Adam):
     def update_step(self, gradient, variable, learning_rate):
         if self.amsgrad or variable.dtype != "float32":
             # The operation has no amsgrad, and no bfloat16 on GPUs.
-            gradient = tf.convert_to_tensor(gradient)
-            return super().update_step(gradient, variable, learning_rate)
+            return super().update_step(tf.convert_to_tensor(gradient), variable, learning_rate)
         # Keras has no public way to find a variable's moments; its own optimizers use this one.
         index = self._get_variable_index(variable)
         first_moment = self._momentums[index].value
         second_moment = self._velocities[index].value
-        step = self.iterations + 1.0
+        # Not the counter, which all workers share. The scope of `update` doesn't reach this thread.
+        step = tf.cast(traced["step"], "float32") + 1.0
         beta1_power = self.beta_1**step
         beta2_power = self.beta_2**step
         if not isinstance(gradient, tf.IndexedSlices):

@@ -58,6 +58,9 @@ def serve(cluster, job, index):
 
     Raise RunFinished when the chief has finished, and RunInterrupted if it is lost.
     """
+    # On NFS, a task that looked for the folder too early can't see it for half a minute, unless the
+    # task creates it, too.
+    os.makedirs(run_path(), exist_ok=True)
     finished_file = get_finished_file(job, index)
     finished_file.unlink(missing_ok=True)
     if job == "ps":
@@ -145,11 +148,13 @@ def dismiss(job, index):
 
 
 def is_server_failure(error):
-    """Return whether an error of the coordinator means that a parameter server failed."""
+    """Return a match if an error of the coordinator means that a parameter server failed."""
     error = getattr(error, "original_exception", error)  # its ClosureInputError wraps another one
     # `repr` begins with the type. A server that has restarted within a moment is an unknown device.
-    failures = "(?i)^(Aborted|Cancelled|DeadlineExceeded|Unavailable)Error|unknown device"
-    return bool(re.search(failures, repr(error) + str(error)))
+    failures = (
+        "(?i)^(Aborted|Cancelled|DeadlineExceeded|Unavailable)Error|unknown device|relevant tensor"
+    )
+    return re.search(failures, repr(error) + str(error))
 
 
 def schedule(distributed_step, arguments):

@@ -42,7 +42,7 @@ def run_in_turn(step_function, metrics, iterator, places, training=False):
         tensors = [strategy.run(step_function, args=(batch,))]
         for metric in metrics:
             tensors += [get_count(variable) for variable in metric.variables]
-        flat = [tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors]
+        flat = [tf.reshape(tf.cast(tensor, "float64"), [-1]) for tensor in tensors]
         return tf.concat(flat, axis=0)
 
     # One after the other: TensorFlow keeps the order of steps that assign variables.

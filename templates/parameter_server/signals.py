@@ -14,7 +14,11 @@ def start_grace_period(*received):
 
 
 def request_stop(*_):
-    """Have the chief save and stop after the steps under way. A second signal ends it at once."""
-    if signals:
+    """Have the chief save and stop after the steps under way. A later signal ends it at once.
+
+    The same signal may arrive twice: from `uv run`, and from who signals all processes of a group.
+    """
+    now = time.monotonic()
+    signals.append(now)
+    if now > signals[0] + 1:
         os._exit(143)
-    signals.append(time.monotonic())

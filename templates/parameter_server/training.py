@@ -13,14 +13,15 @@ def evaluate_continuously(validation_set):
     """Validate each new checkpoint until the run is finished."""
     while True:
         is_finished = is_run_finished()
-        path = find_checkpoint("last")
-        if path.name != f"ckpt-{state.step}":
-            restore("last", path)
-            state.step = int(checkpoints["last"].step)
-            validated = validate(*validation_set)
-            print_status(f"step {state.step}  validation {format_metrics(validated)}")
-        elif is_finished:
-            return
+        with contextlib.suppress(FileNotFoundError):  # the chief has removed a checkpoint meanwhile
+            path = find_checkpoint("last")
+            if path.name != f"ckpt-{state.step}":
+                restore("last", path)
+                state.step = int(checkpoints["last"].step)
+                validated = validate(*validation_set)
+                print_status(f"step {state.step}  validation {format_metrics(validated)}")
+            elif is_finished:
+                return
         time.sleep(1)
 
 

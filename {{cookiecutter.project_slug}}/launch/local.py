@@ -259,8 +259,13 @@ class Cluster:
         if not gpus:
             return {}
         workers = len(self.addresses["worker"])
-        has_share = role == "worker" and len(gpus) >= workers
-        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index::workers] if has_share else [])}
+        # {% if cookiecutter.distribution == "parameter_server" %}
+        share = min(1, len(gpus) // workers)  # train.py uses one GPU per worker
+        # {% else %}
+        share = len(gpus) // workers  # TensorFlow needs as many on each worker
+        # {% endif %}
+        own_gpus = gpus[index::workers][:share] if role == "worker" else []
+        return {"CUDA_VISIBLE_DEVICES": ",".join(own_gpus)}
 
     def wait_for_tasks(self):
         """Handle signals and failures until all tasks have ended or must be killed."""
@@ -396,8 +401,16 @@ def main(argv):
     # {% else %}
     task_counts = {"worker": args.workers}
     # {% endif %}
-    if 0 < len(list_gpus()) < args.workers:
+    gpus = len(list_gpus())
+    if 0 < gpus < args.workers:
         print_status("there are fewer GPUs than workers, so all workers use the CPU")
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    elif gpus > args.workers:
+        print_status(f"a worker uses one GPU, so {gpus - args.workers} of {gpus} are not used")
+    # {% else %}
+    elif gpus % args.workers:
+        print_status(f"workers use equally many GPUs, so {gpus % args.workers} are not used")
+    # {% endif %}
     restarts = Restarts(args.max_restarts)
     while True:
         cluster = Cluster(task_counts, flags, restarts)

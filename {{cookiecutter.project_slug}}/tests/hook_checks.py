@@ -624,16 +624,13 @@ def check_scope(subject, owners):
 def check_settings(optimizers):
     """Yield a sentence for each setting of an optimizer that is wrong on several replicas."""
     raises = "raises an error on several replicas"
-    # {% if cookiecutter.distribution == "synchronous" %}
-    clips = "clips the gradients of each replica, not of the global batch"
-    # {% endif %}
     settings = {
         "gradient_accumulation_steps": (raises, "--accumulation-steps"),
         "ema_overwrite_frequency": (raises, "--ema-momentum"),
         # {% if cookiecutter.distribution == "synchronous" %}
-        "clipnorm": (clips, "--clip-norm"),
-        "global_clipnorm": (clips, "--clip-norm"),
-        "clipvalue": (clips, "--clip-norm"),
+        "clipnorm": (raises, "--clip-norm"),
+        "global_clipnorm": (raises, "--clip-norm"),
+        "clipvalue": (raises, "--clip-norm"),
         # {% endif %}
     }
     for setting, (problem, flag) in settings.items():
@@ -967,6 +964,19 @@ def check_score():
         yield f"returns {type(value).__name__}; return a number, of which the lowest is the best"
 
 
+def save_checkpoints(step):
+    """Write both checkpoints of a step, which `end_epoch` may read."""
+    with replace(train.state, "step", step):
+        if hasattr(train, "take_snapshot"):  # in the complete script
+            train.take_snapshot()
+            best = {kind: x for kind, x in train.state.snapshot.items() if kind != "optimizer"}
+            train.write_checkpoints(train.state.snapshot, best)
+        else:
+            train.create_checkpoints()
+            train.save("best")
+            train.save("last")
+
+
 def check_end_epoch():
     create_training_state()
     values = invent_validation()
@@ -977,6 +987,7 @@ def check_end_epoch():
     with tempfile.TemporaryDirectory() as folder, replace(train.config, "run_dir", folder):
         train.run_path("metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in history))
         train.run_path("adapted.json").write_text(json.dumps(train.adapted))
+        save_checkpoints(len(history))
         for _ in range(2):
             stops.append(bool(train.end_epoch(list(history))))
             variables = train.list_variables((train.model, train.optimizer))
@@ -1129,13 +1140,41 @@ def check_suspects():
     if not is_plain_model(batch):
         return
     features, _, _ = batch
-    if find_batch_normalization(train.model) or draws_in_evaluation(features):
+    normalizations = find_batch_normalization(train.model)
+    masked = find_masked(normalizations, features)
+    if masked:
+        yield (
+            f"create_model_and_optimizer: {join(masked)} gets a mask, and then Keras uses the "
+            "statistics of each replica's own examples; use LayerNormalization, or remove the mask"
+        )
+    if normalizations or draws_in_evaluation(features):
         return
     if depends_on_batch(features, training=True):
         yield (
             "create_model_and_optimizer: the prediction for an example depends on the other "
             "examples of the batch in training; look for statistics of a replica's own examples"
         )
+
+
+def find_masked(layers, features):
+    """Return the names of the layers that get a mask when the model is called."""
+    names = []
+
+    def note_mask(layer):
+        call = layer.call
+
+        @functools.wraps(call)
+        def call_and_note(*args, **kwargs):
+            if kwargs.get("mask") is not None:
+                names.append(layer.name)
+            return call(*args, **kwargs)
+
+        layer.call = call_and_note
+
+    for layer in layers:
+        note_mask(layer)
+    train.model(features, training=False)
+    return names
 
 
 def check_idle_biases(features):

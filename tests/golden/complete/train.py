@@ -120,7 +120,7 @@ def two_steps(text):
 class Config:
     """The settings of a run. A field with a help text is a flag: --run-dir is `run_dir`."""
 
-    global_batch_size: int = flag(64, "examples of a step, on all its replicas")
+    global_batch_size: int = flag(64, "examples per step, over all replicas")
     epochs: int = flag(30, "passes over the training split")
     learning_rate: float = flag(2e-3, "learning rate, or the highest one of a schedule")
     schedule: str = flag(
@@ -136,12 +136,14 @@ class Config:
     )
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     strategy: str = flag(
-        "auto", "distribution", choices="auto one_device mirrored multi_worker tpu".split()
+        "auto",
+        "tf.distribute strategy",
+        choices="auto one_device mirrored multi_worker tpu".split(),
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
+    seed: int = flag(0, "seed of initial weights, data order and dropout", type=bounded(int, -1))
     deterministic: bool = flag(
         False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
@@ -151,7 +153,7 @@ class Config:
     precision: str = flag(
         "float32", "dtype policy", choices=["float32", "mixed_bfloat16", "mixed_float16"]
     )
-    accumulation_steps: int = flag(1, "parts in which a replica processes its batch")
+    accumulation_steps: int = flag(1, "parts of a replica's batch, for gradient accumulation")
     clip_norm: float | None = flag(
         None, "largest norm of the global batch's gradients", type=bounded(float)
     )
@@ -159,10 +161,10 @@ class Config:
         None, "evaluate and export an EMA of the weights", type=bounded(float, below=1)
     )
     patience: int | None = flag(
-        None, "stop after as many epochs without a lower score", type=bounded(int)
+        None, "stop after this many epochs without a lower score", type=bounded(int)
     )
     recover_from_nan: int = flag(
-        0, "most loops that a run repeats if the loss is not finite", type=bounded(int, above=-1)
+        0, "largest number of loops to repeat after a non-finite loss", type=bounded(int, above=-1)
     )
     export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
     init_checkpoint: str | None = flag(
@@ -191,7 +193,7 @@ config = Config()
 
 @dataclasses.dataclass
 class State:
-    """Where the run is."""
+    """What changes during the run."""
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
@@ -473,8 +475,8 @@ def run_steps(distributed_step, iterator, steps):
     loss, or 0 if sample weights sum to 0, and the seconds spent waiting for data, [] float64 each.
     """
     # Each replica adds up its own losses, since a sum over workers takes messages.
-    sums = strategy.run(lambda: tf.zeros([2], tf.float64))
-    waited = tf.zeros([], tf.float64)
+    sums = strategy.run(lambda: tf.zeros([2], "float64"))
+    waited = tf.zeros([], "float64")
     # A step updates the weights of the first layers last: they get their gradients last.
     trained_model = next(each for each, its_optimizer in pair_optimizers() if its_optimizer)
     first_weights = trained_model.trainable_variables[0].value
@@ -618,8 +620,10 @@ def raise_wrong_input(message):
 
 def check_steps():
     """Raise WrongInput if a flag names a step after the last one."""
-    _, last_profiled = config.profile
-    for flag_name, step in (("warmup-steps", config.warmup_steps or 0), ("profile", last_profiled)):
+    for flag_name, step in (
+        ("warmup-steps", config.warmup_steps or 0),
+        ("profile", config.profile[1]),
+    ):
         if step > config.last_step:
             raise WrongInput(
                 f"--{flag_name}: step {step} is after the last step of {config.epochs} epochs, "
@@ -719,7 +723,7 @@ def sum_over_workers(numbers):
     if config.workers == 1:
         return numbers
     per_replica = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(numbers, tf.int64)
+        lambda context: tf.constant(numbers, "int64")
     )
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
@@ -801,8 +805,7 @@ def run_on_chief(function, *arguments):
 
     The other workers need no access to the run directory.
     """
-    value = None
-    error = None
+    value = error = None
     if config.worker_index == 0:
         try:
             value = function(*arguments)
@@ -845,21 +848,22 @@ def find_device_kind():
     return "CPU"
 
 
-def list_strategies():
-    """Return the strategies that TF_CONFIG, --replicas and the devices allow, the best first."""
-    if config.workers > 1:
-        return ["multi_worker"]
-    if config.device_kind == "TPU":
-        return ["tpu"]
-    devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
-    if devices == 1:
-        return ["one_device", "mirrored"]
-    return ["mirrored"] if config.replicas else ["mirrored", "one_device"]
-
-
 def choose_strategy():
-    """Return the name of the strategy. Raise WrongInput if it isn't allowed."""
-    allowed = list_strategies()
+    """Return the name of the strategy.
+
+    Raise WrongInput if TF_CONFIG, --replicas or the devices don't allow it.
+    """
+    devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
+    if config.workers > 1:
+        allowed = ["multi_worker"]
+    elif config.device_kind == "TPU":
+        allowed = ["tpu"]
+    elif devices == 1:
+        allowed = ["one_device", "mirrored"]  # the best one first
+    elif config.replicas:
+        allowed = ["mirrored"]
+    else:
+        allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
         raise WrongInput(
@@ -1024,7 +1028,7 @@ def shuffle(size, epoch):
 def create_input(examples, size, training, first_step=0):
     """Return an endless iterator of batches of one shape, and the steps of an epoch.
 
-    Training leaves out what doesn't fill a batch. Evaluation fills the last batch with examples of
+    Training leaves out the incomplete last batch. Evaluation fills the last batch with examples of
     weight 0: a replica without examples would make the mean NaN (tensorflow#41657). An iterator
     is created once per run, since it costs as much time as many steps.
     """
@@ -1050,7 +1054,7 @@ def create_input(examples, size, training, first_step=0):
                 tf.reshape(places, [-1, replicas, config.global_batch_size // config.replicas, 3])
             )
 
-        places = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32).flat_map(list_places)
+        places = tf.data.Dataset.counter(first_step // steps, dtype="int32").flat_map(list_places)
         places = places.shard(context.num_input_pipelines, context.input_pipeline_id)
         places = places.skip(first_step % steps).unbatch()
         options = tf.data.Options()
@@ -1075,13 +1079,13 @@ def create_batch(examples, size, training, places):
     """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
     epoch, position, index = tf.unstack(places, axis=1)
     # All examples of a batch are of one epoch.
-    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
+    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
     seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    weight = tf.cast(position < size, tf.float32)
+    weight = tf.cast(position < size, "float32")
     if sample_weight is not None:
         weight *= sample_weight
     return features, labels, weight
@@ -1121,7 +1125,7 @@ class Adam(keras.optimizers.Adam):
 
     def apply(self, grads, trainable_variables=None):
         # Once per update: `update_step` is called for each variable, and would compute them again.
-        step = tf.cast(self.iterations, tf.float32) + 1.0
+        step = tf.cast(self.iterations, "float32") + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step
         super().apply(grads, trainable_variables)
@@ -1179,7 +1183,7 @@ def set_schedule(optimizer):
             f"--schedule {config.schedule} --warmup-steps {config.warmup_steps} would replace the "
             "optimizer's own schedule; use --schedule constant --warmup-steps 0"
         )
-    optimizer.learning_rate = Schedule(float(optimizer.learning_rate.numpy()))
+    optimizer.learning_rate = Schedule(optimizer.learning_rate.numpy())
 
 
 def accumulate(compute_gradients):
@@ -1318,11 +1322,11 @@ def take_snapshot():
     values, are_finite = copy_variables()
     if are_finite:
         values["names"] = tf.constant([variable.path for variable in list_variables(model)])
-        values["step"] = tf.constant(state.step, tf.int64)
+        values["step"] = tf.constant(state.step, "int64")
         values["history"] = tf.constant([json.dumps(state.history)])
         if state.recoveries:
-            values["recoveries"] = tf.constant(state.recoveries, tf.int64)
-            values["skipped"] = tf.constant(state.skipped, tf.int64)
+            values["recoveries"] = tf.constant(state.recoveries, "int64")
+            values["skipped"] = tf.constant(state.skipped, "int64")
         state.snapshot = values
     return are_finite
 
@@ -1507,9 +1511,9 @@ def draw_part(draw, shape, **options):
     own_share = context.replica_id_in_sync_group * parts + index
     batch_size = config.global_batch_size // (config.replicas * parts)
     share = tf.where(shape[0] % batch_size == 0, own_share, 0)
-    size = tf.reduce_prod(tf.cast(shape, tf.int64))
-    first = tf.cast(share, tf.int64) * size
-    options["counter"] += tf.cast([first // 4, 0], tf.uint64)
+    size = tf.reduce_prod(tf.cast(shape, "int64"))
+    first = tf.cast(share, "int64") * size
+    options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
 
@@ -1563,7 +1567,7 @@ def prepare_layers_for_replicas():
 def read_weights(path):
     """Return the (name, value) of all weights in a run, a checkpoint or a .keras file.
 
-    Of a run, these are the weights of its best checkpoint.
+    For a run, they are of its best checkpoint.
     """
     try:
         if Path(path, "model.keras").exists():  # an export
@@ -1812,7 +1816,7 @@ def check_edits():
     edits = [name for name in now | before if now.get(name) != before.get(name)]
     if before and edits:  # without a copy, or with a corrupt one, there is nothing to compare
         raise WrongInput(
-            f"train.py was edited since the run in {config.run_dir} began: {', '.join(edits)}; "
+            f"train.py was edited since the last start of {config.run_dir}: {', '.join(edits)}; "
             f"undo it, use another --run-dir, or rename {record} to resume all the same"
         )
 
@@ -1841,9 +1845,8 @@ def load_adapted(train_split, checkpoint):
 
 def read_or_adapt(checkpoint):
     """Return the content of adapted.json or, in a new run, what `adapt` returns."""
-    is_begun = checkpoint or config.mode != "train"
     # Continuous evaluation may start before the run.
-    if is_begun and run_path("adapted.json").exists():
+    if checkpoint or (config.mode != "train" and run_path("adapted.json").exists()):
         return read_object("adapted.json")
     result = adapt(create_datasets()[0])  # not from the loaded examples, to save memory
     initial = read_initial_adapted()
@@ -1925,6 +1928,21 @@ def reset_keras():
     keras.config.set_dtype_policy(config.precision)
 
 
+def check_optimizers():
+    """Raise WrongInput for options with which an optimizer uses the gradients of one replica."""
+    options = """
+        clipnorm clipvalue global_clipnorm
+        gradient_accumulation_steps ema_overwrite_frequency inner_optimizer
+    """.split()
+    for each in tf.nest.flatten(optimizer):
+        for option in options:
+            if getattr(each, option, None):
+                raise WrongInput(
+                    f"create_model_and_optimizer: {type(each).__name__} with {option} is for "
+                    "one replica; use --clip-norm, --accumulation-steps or --ema-momentum"
+                )
+
+
 def create_training_state(datasets, checkpoint):
     """Create the loss, metrics, model and optimizer. Try to export the model of a new run."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
@@ -1935,6 +1953,8 @@ def create_training_state(datasets, checkpoint):
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
+    if config.replicas > 1:
+        check_optimizers()
     if config.replicas * config.accumulation_steps > 1:
         prepare_layers_for_replicas()
         share_random_numbers()
@@ -1967,13 +1987,10 @@ def configure_optimizer(each):
     """
     if not each:
         return None
-    if hasattr(each, "inner_optimizer") or (
-        config.replicas > 1 and (each.gradient_accumulation_steps or each.ema_overwrite_frequency)
-    ):
+    if hasattr(each, "inner_optimizer") or (config.ema_momentum and each.built):
         raise WrongInput(
-            "create_model_and_optimizer: LossScaleOptimizer and, on several replicas, "
-            "gradient_accumulation_steps and ema_overwrite_frequency can't be used; use "
-            "--precision mixed_float16, --accumulation-steps and --ema-momentum"
+            "create_model_and_optimizer: LossScaleOptimizer, or with --ema-momentum a built "
+            "optimizer, can't be used; use --precision mixed_float16, and don't build it"
         )
     set_schedule(each)
     if config.ema_momentum:
@@ -2008,11 +2025,6 @@ def end_of_next_loop(step):
 
 def is_end_of_epoch():
     return state.step % config.steps_per_epoch == 0
-
-
-def is_lowest_score(validated):
-    """Return whether the `score` of a validation is lower than all earlier scores."""
-    return not state.history or score(validated) < min(map(score, state.history))
 
 
 def is_checkpoint_due(first_step):
@@ -2054,7 +2066,7 @@ def is_profiled(first_step, last_step):
 
 
 def set_profiling(is_wanted):
-    """Start or stop the profiler, unless it is as wanted."""
+    """Start or stop the profiler if it doesn't run as wanted."""
     if is_wanted == state.is_profiling:
         return
     state.is_profiling = is_wanted
@@ -2099,14 +2111,15 @@ def finish_epoch(validation_set, trained):
     swap_ema_weights()
     if not math.isfinite(validated["loss"] + score(validated)):
         raise RunFailed(f"the validation loss or score is not finite at step {state.step}")
-    is_best = is_lowest_score(validated)
+    is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
     validation = log("validation", validated)
     state.history.append(validation)
     print_epoch(validated, trained, is_best)
     epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
-    wait_for_write()  # `end_epoch` may read the checkpoints
+    wait_for_write()
+    sum_over_workers(0)  # `end_epoch` may read the checkpoints, which the chief writes
     if end_epoch(state.history) or epochs_waited >= (config.patience or math.inf):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch` or --patience")
@@ -2125,8 +2138,7 @@ def print_epoch(validated, trained, is_best):
 
 def test_best_checkpoint(test_set):
     """Test the best checkpoint, or the last with --export last, and log the result."""
-    checkpoint = run_on_chief(find_checkpoint, config.export)
-    log("test", test_checkpoint(checkpoint, test_set))
+    log("test", test_checkpoint(run_on_chief(find_checkpoint, config.export), test_set))
 
 
 def test_checkpoint(checkpoint, test_set):
@@ -2204,7 +2216,7 @@ def explain_error(error):
             f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; "
             "use --no-jit-compile"
         )
-    if "merge_call" in text:
+    if "`merge_call` called while" in text:
         return WrongInput(
             "--jit-compile, --accumulation-steps: a hook sums over replicas, which TensorFlow "
             "can't do in a compiled function or a loop; leave out the flag or the sum"
@@ -2253,9 +2265,11 @@ def get_reason(error):
 
 def is_in_run_dir(error):
     """Return whether an exception is about a file of the run, and not of a hook."""
-    if not isinstance(error, OSError) or run_path() == Path():
-        return False
-    return Path(str(error.filename)).is_relative_to(run_path())
+    return (
+        isinstance(error, OSError)
+        and run_path() != Path()
+        and Path(str(error.filename)).is_relative_to(run_path())
+    )
 
 
 def report_error(error):

@@ -104,14 +104,14 @@ def bounded(kind, above=0, below=2**31):
 class Config:
     """The settings of a run. A field with a help text is a flag: --run-dir is `run_dir`."""
 
-    global_batch_size: int = flag(64, "examples of a step, on all its replicas")
+    global_batch_size: int = flag(64, "examples per step, over all replicas")
     epochs: int = flag(30, "passes over the training split")
     learning_rate: float = flag(2e-3, "learning rate, or the highest one of a schedule")
     mode: str = flag("train", "train, or test the best checkpoint", choices=["train", "evaluate"])
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
+    seed: int = flag(0, "seed of initial weights, data order and dropout", type=bounded(int, -1))
 
     # Set at startup:
     workers: int = 1
@@ -129,7 +129,7 @@ coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None  # None 
 
 @dataclasses.dataclass
 class State:
-    """Where the run is. Checkpoints contain it."""
+    """What changes during the run. Checkpoints contain it."""
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
@@ -417,7 +417,7 @@ def run_in_turn(step_function, metrics, iterator, places, training=False):
         tensors = [strategy.run(step_function, args=(batch,))]
         for metric in metrics:
             tensors += [get_count(variable) for variable in metric.variables]
-        flat = [tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors]
+        flat = [tf.reshape(tf.cast(tensor, "float64"), [-1]) for tensor in tensors]
         return tf.concat(flat, axis=0)
 
     # One after the other: TensorFlow keeps the order of steps that assign variables.
@@ -625,10 +625,14 @@ def start_grace_period(*received):
 
 
 def request_stop(*_):
-    """Have the chief save and stop after the steps under way. A second signal ends it at once."""
-    if signals:
+    """Have the chief save and stop after the steps under way. A later signal ends it at once.
+
+    The same signal may arrive twice: from `uv run`, and from who signals all processes of a group.
+    """
+    now = time.monotonic()
+    signals.append(now)
+    if now > signals[0] + 1:
         os._exit(143)
-    signals.append(time.monotonic())
 
 
 START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
@@ -695,6 +699,9 @@ def serve(cluster, job, index):
 
     Raise RunFinished when the chief has finished, and RunInterrupted if it is lost.
     """
+    # On NFS, a task that looked for the folder too early can't see it for half a minute, unless the
+    # task creates it, too.
+    os.makedirs(run_path(), exist_ok=True)
     finished_file = get_finished_file(job, index)
     finished_file.unlink(missing_ok=True)
     if job == "ps":
@@ -782,11 +789,13 @@ def dismiss(job, index):
 
 
 def is_server_failure(error):
-    """Return whether an error of the coordinator means that a parameter server failed."""
+    """Return a match if an error of the coordinator means that a parameter server failed."""
     error = getattr(error, "original_exception", error)  # its ClosureInputError wraps another one
     # `repr` begins with the type. A server that has restarted within a moment is an unknown device.
-    failures = "(?i)^(Aborted|Cancelled|DeadlineExceeded|Unavailable)Error|unknown device"
-    return bool(re.search(failures, repr(error) + str(error)))
+    failures = (
+        "(?i)^(Aborted|Cancelled|DeadlineExceeded|Unavailable)Error|unknown device|relevant tensor"
+    )
+    return re.search(failures, repr(error) + str(error))
 
 
 def schedule(distributed_step, arguments):
@@ -959,13 +968,14 @@ def create_batch(examples, size, training, places):
     """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
     epoch, position, index = tf.unstack(places, axis=1)
     # All examples of a batch are of one epoch.
-    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
+    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
     seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
-    batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
+    with tf.device("CPU:0"):  # of the worker. All examples would be copied to its GPU at each step.
+        batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    weight = tf.cast(position < size, tf.float32)
+    weight = tf.cast(position < size, "float32")
     if sample_weight is not None:
         weight *= sample_weight
     return features, labels, weight
@@ -981,13 +991,13 @@ class Adam(keras.optimizers.Adam):
     def update_step(self, gradient, variable, learning_rate):
         if self.amsgrad or variable.dtype != "float32":
             # The operation has no amsgrad, and no bfloat16 on GPUs.
-            gradient = tf.convert_to_tensor(gradient)
-            return super().update_step(gradient, variable, learning_rate)
+            return super().update_step(tf.convert_to_tensor(gradient), variable, learning_rate)
         # Keras has no public way to find a variable's moments; its own optimizers use this one.
         index = self._get_variable_index(variable)
         first_moment = self._momentums[index].value
         second_moment = self._velocities[index].value
-        step = self.iterations + 1.0
+        # Not the counter, which all workers share. The scope of `update` doesn't reach this thread.
+        step = tf.cast(traced["step"], "float32") + 1.0
         beta1_power = self.beta_1**step
         beta2_power = self.beta_2**step
         if not isinstance(gradient, tf.IndexedSlices):
@@ -1073,12 +1083,11 @@ def create_checkpoints():
 @tf.function
 def sum_variables():
     """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
-    variables = list_variables((model, optimizer))
-    floats = [variable.value for variable in variables if "float" in variable.dtype]
     sums = []
-    for value in floats:
-        with tf.device(value.device):  # sums are sent over the network, not weights
-            sums.append(tf.cast(tf.reduce_sum(value), tf.float64))
+    for variable in list_variables((model, optimizer)):
+        if "float" in variable.dtype:
+            with tf.device(variable.value.device):  # sums are sent over the network, not weights
+                sums.append(tf.cast(tf.reduce_sum(variable), "float64"))
     return tf.add_n(sums)
 
 
@@ -1249,6 +1258,11 @@ def find_run():
     Raise WrongInput if the flags would change the results of a run under way, or if the training
     data have changed: examples that the model was trained on may be in the test split now.
     """
+    if re.search(r"://|[\[\\]", config.run_dir):
+        raise WrongInput(
+            f"--run-dir {config.run_dir} is not a local folder, or has [ or \\, which TensorFlow "
+            "can't use; use another folder"
+        )
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:
         check_run(FIXED_SETTINGS if config.mode == "train" else ["train_data"])
@@ -1270,7 +1284,7 @@ def check_run(names):
         return
     last_line = lines[-1]
     is_tested = last_line["split"] == "test" and last_line["step"] >= config.last_step
-    if is_tested and run_path("export").exists():
+    if is_tested and is_run_finished():
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
             "more --epochs would continue it"
@@ -1380,11 +1394,6 @@ def is_end_of_epoch():
     return state.step % config.steps_per_epoch == 0
 
 
-def is_lowest_score(validated):
-    """Return whether the `score` of a validation is lower than all earlier scores."""
-    return not state.history or score(validated) < min(map(score, state.history))
-
-
 def is_checkpoint_due(first_step):
     """Return whether the loop from `first_step` passed a multiple of --checkpoint-every-steps."""
     every = config.checkpoint_every_steps
@@ -1404,16 +1413,15 @@ def train_epochs(train_set, validation_set):
         check_finite(trained["loss"])
         log("train", trained)
         print_progress(trained)
-        if signals:
-            save("last")
-            raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
-        if is_end_of_epoch():
+        if is_end_of_epoch() and not signals:
             finish_epoch(validation_set, trained)
-            # Workers that got the signal end soon, so another loop may have none.
-            if signals:
-                raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
-        elif is_checkpoint_due(first_step):
+        elif signals or is_checkpoint_due(first_step):
             save("last")
+        else:
+            continue
+        # Workers that got the signal end soon, so another loop may have none.
+        if signals:
+            raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
 
 
 def check_finite(number):
@@ -1432,7 +1440,7 @@ def finish_epoch(validation_set, trained):
         save("last")
         raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
     check_finite(validated["loss"] + score(validated))
-    is_best = is_lowest_score(validated)
+    is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
     # saves both here. "last" is saved without this validation, which a resumed run repeats.
     if is_best:
@@ -1481,14 +1489,15 @@ def evaluate_continuously(validation_set):
     """Validate each new checkpoint until the run is finished."""
     while True:
         is_finished = is_run_finished()
-        path = find_checkpoint("last")
-        if path.name != f"ckpt-{state.step}":
-            restore("last", path)
-            state.step = int(checkpoints["last"].step)
-            validated = validate(*validation_set)
-            print_status(f"step {state.step}  validation {format_metrics(validated)}")
-        elif is_finished:
-            return
+        with contextlib.suppress(FileNotFoundError):  # the chief has removed a checkpoint meanwhile
+            path = find_checkpoint("last")
+            if path.name != f"ckpt-{state.step}":
+                restore("last", path)
+                state.step = int(checkpoints["last"].step)
+                validated = validate(*validation_set)
+                print_status(f"step {state.step}  validation {format_metrics(validated)}")
+            elif is_finished:
+                return
         time.sleep(1)
 
 

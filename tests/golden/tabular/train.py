@@ -100,18 +100,20 @@ def bounded(kind, above=0, below=2**31):
 class Config:
     """The settings of a run. A field with a help text is a flag: --run-dir is `run_dir`."""
 
-    global_batch_size: int = flag(32, "examples of a step, on all its replicas")
+    global_batch_size: int = flag(32, "examples per step, over all replicas")
     epochs: int = flag(40, "passes over the training split")
     learning_rate: float = flag(3e-3, "learning rate, or the highest one of a schedule")
     mode: str = flag("train", "train, or test the best checkpoint", choices=["train", "evaluate"])
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     strategy: str = flag(
-        "auto", "distribution", choices="auto one_device mirrored multi_worker tpu".split()
+        "auto",
+        "tf.distribute strategy",
+        choices="auto one_device mirrored multi_worker tpu".split(),
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
-    seed: int = flag(0, "of weights, data order and dropout", type=bounded(int, -1))
+    seed: int = flag(0, "seed of initial weights, data order and dropout", type=bounded(int, -1))
     deterministic: bool = flag(
         False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
     )
@@ -133,7 +135,7 @@ config = Config()
 
 @dataclasses.dataclass
 class State:
-    """Where the run is. Checkpoints contain it."""
+    """What changes during the run. Checkpoints contain it."""
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
@@ -399,11 +401,11 @@ def add(sums, results):
 def run_steps(distributed_step, iterator, steps):
     """Run many steps in one graph. Return the mean loss, [] float64.
 
-    If sample weights sum to 0, it is 0. `steps` is a tensor, since a Python number would trace a
+    It is 0 if sample weights sum to 0. `steps` is a tensor, since a Python number would trace a
     graph for each value.
     """
     # Each replica adds up its own losses, since a sum over workers takes messages.
-    sums = strategy.run(lambda: tf.zeros([2], tf.float64))
+    sums = strategy.run(lambda: tf.zeros([2], "float64"))
     for _ in tf.range(steps):
         sums = strategy.run(add, args=(sums, distributed_step(next_batch(iterator))))
     loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))
@@ -548,7 +550,7 @@ def sum_over_workers(numbers):
     if config.workers == 1:
         return numbers
     per_replica = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(numbers, tf.int64)
+        lambda context: tf.constant(numbers, "int64")
     )
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
@@ -563,21 +565,22 @@ def find_device_kind():
     return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
 
 
-def list_strategies():
-    """Return the strategies that TF_CONFIG, --replicas and the devices allow, the best first."""
-    if config.workers > 1:
-        return ["multi_worker"]
-    if config.device_kind == "TPU":
-        return ["tpu"]
-    devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
-    if devices == 1:
-        return ["one_device", "mirrored"]
-    return ["mirrored"] if config.replicas else ["mirrored", "one_device"]
-
-
 def choose_strategy():
-    """Return the name of the strategy. Raise WrongInput if it isn't allowed."""
-    allowed = list_strategies()
+    """Return the name of the strategy.
+
+    Raise WrongInput if TF_CONFIG, --replicas or the devices don't allow it.
+    """
+    devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
+    if config.workers > 1:
+        allowed = ["multi_worker"]
+    elif config.device_kind == "TPU":
+        allowed = ["tpu"]
+    elif devices == 1:
+        allowed = ["one_device", "mirrored"]  # the best one first
+    elif config.replicas:
+        allowed = ["mirrored"]
+    else:
+        allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
         raise WrongInput(
@@ -711,7 +714,7 @@ def shuffle(size, epoch):
 def create_input(examples, size, training, first_step=0):
     """Return an endless iterator of batches of one shape, and the steps of an epoch.
 
-    Training leaves out what doesn't fill a batch. Evaluation fills the last batch with examples of
+    Training leaves out the incomplete last batch. Evaluation fills the last batch with examples of
     weight 0: a replica without examples would make the mean NaN (tensorflow#41657). An iterator
     is created once per run, since it costs as much time as many steps.
     """
@@ -737,7 +740,7 @@ def create_input(examples, size, training, first_step=0):
                 tf.reshape(places, [-1, replicas, config.global_batch_size // config.replicas, 3])
             )
 
-        places = tf.data.Dataset.counter(first_step // steps, dtype=tf.int32).flat_map(list_places)
+        places = tf.data.Dataset.counter(first_step // steps, dtype="int32").flat_map(list_places)
         places = places.shard(context.num_input_pipelines, context.input_pipeline_id)
         places = places.skip(first_step % steps).unbatch()
         options = tf.data.Options()
@@ -762,13 +765,13 @@ def create_batch(examples, size, training, places):
     """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
     epoch, position, index = tf.unstack(places, axis=1)
     # All examples of a batch are of one epoch.
-    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, tf.int32)
+    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
     seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    weight = tf.cast(position < size, tf.float32)
+    weight = tf.cast(position < size, "float32")
     if sample_weight is not None:
         weight *= sample_weight
     return features, labels, weight
@@ -793,7 +796,7 @@ class Adam(keras.optimizers.Adam):
 
     def apply(self, grads, trainable_variables=None):
         # Once per update: `update_step` is called for each variable, and would compute them again.
-        step = tf.cast(self.iterations, tf.float32) + 1.0
+        step = tf.cast(self.iterations, "float32") + 1.0
         self.beta1_power = self.beta_1**step
         self.beta2_power = self.beta_2**step
         super().apply(grads, trainable_variables)
@@ -857,7 +860,7 @@ def create_checkpoints():
 def sum_variables():
     """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
     return sum(
-        tf.cast(tf.reduce_sum(variable.value), tf.float64)
+        tf.cast(tf.reduce_sum(variable), "float64")
         for variable in list_variables((model, optimizer))
         if "float" in variable.dtype
     )
@@ -969,9 +972,9 @@ def draw_part(draw, shape, **options):
         return draw(shape=shape, **options)
     batch_size = config.global_batch_size // config.replicas
     share = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
-    size = tf.reduce_prod(tf.cast(shape, tf.int64))
-    first = tf.cast(share, tf.int64) * size
-    options["counter"] += tf.cast([first // 4, 0], tf.uint64)
+    size = tf.reduce_prod(tf.cast(shape, "int64"))
+    first = tf.cast(share, "int64") * size
+    options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
 
@@ -1101,6 +1104,11 @@ def find_run():
     Raise WrongInput if the flags would change the results of a run under way, or if the training
     data have changed: examples that the model was trained on may be in the test split now.
     """
+    if re.search(r"://|[\[\\]", config.run_dir):
+        raise WrongInput(
+            f"--run-dir {config.run_dir} is not a local folder, or has [ or \\, which TensorFlow "
+            "can't use; use another folder"
+        )
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:
         check_run(FIXED_SETTINGS if config.mode == "train" else ["train_data"])
@@ -1197,6 +1205,21 @@ def reset_keras():
     keras.utils.set_random_seed(config.seed)
 
 
+def check_optimizers():
+    """Raise WrongInput for options with which an optimizer uses the gradients of one replica."""
+    options = """
+        clipnorm clipvalue global_clipnorm
+        gradient_accumulation_steps ema_overwrite_frequency inner_optimizer
+    """.split()
+    for each in tf.nest.flatten(optimizer):
+        for option in options:
+            if getattr(each, option, None):
+                raise WrongInput(
+                    f"create_model_and_optimizer: {type(each).__name__} with {option} is for "
+                    "one replica; leave it out"
+                )
+
+
 def create_training_state():
     """Create the loss, the metrics, the model and the optimizer."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
@@ -1207,21 +1230,12 @@ def create_training_state():
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
     if config.replicas > 1:
+        check_optimizers()
         prepare_layers_for_replicas()
         share_random_numbers()
     with strategy.scope():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             if its_optimizer:
-                if config.replicas > 1 and (
-                    hasattr(its_optimizer, "inner_optimizer")  # sees one replica's overflow
-                    or its_optimizer.gradient_accumulation_steps
-                    or its_optimizer.ema_overwrite_frequency
-                ):
-                    raise WrongInput(
-                        "create_model_and_optimizer: LossScaleOptimizer, "
-                        "gradient_accumulation_steps and ema_overwrite_frequency of an optimizer "
-                        "are for one replica; leave them out"
-                    )
                 if not each.trainable_variables:
                     raise WrongInput(
                         "create_model_and_optimizer: no weights to train; add a keras.Input, or "
@@ -1249,11 +1263,6 @@ def end_of_next_loop(step):
 
 def is_end_of_epoch():
     return state.step % config.steps_per_epoch == 0
-
-
-def is_lowest_score(validated):
-    """Return whether the `score` of a validation is lower than all earlier scores."""
-    return not state.history or score(validated) < min(map(score, state.history))
 
 
 def is_checkpoint_due(first_step):
@@ -1298,7 +1307,7 @@ def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
     check_finite(validated["loss"] + score(validated))
-    is_best = is_lowest_score(validated)
+    is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
     # saves both here. "last" is saved without this validation, which a resumed run repeats.
     if is_best:
@@ -1306,6 +1315,7 @@ def finish_epoch(validation_set, trained):
     save("last")
     state.history.append(log("validation", validated))
     print_epoch(validated, trained, is_best)
+    sum_over_workers(0)  # `end_epoch` may read the checkpoints, which the chief writes
     if end_epoch(state.history):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch`")
@@ -1324,7 +1334,6 @@ def print_epoch(validated, trained, is_best):
 def test_best_checkpoint(test_set):
     """Test the best checkpoint and log the result. The line has the step of the run's end."""
     exit_on_signals()  # everything is saved
-    sum_over_workers(0)  # wait until the chief has written the best checkpoint
     log("test", test_checkpoint(find_checkpoint("best"), test_set))
 
 
