@@ -6,7 +6,6 @@ import re
 import shutil
 import struct
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -370,9 +369,9 @@ def test_new_run_has_its_own_vocabulary(text_script, first_runs, tmp_path):
 def test_lost_vocabulary_is_not_made_again(text_script, first_runs, tmp_path):
     shutil.copytree(first_runs[TEXT], tmp_path / "run")
     (tmp_path / "run" / "adapted.json").unlink()
-    script = shutil.copy(text_script, tmp_path)
+    script = write_variant(text_script, tmp_path, SMALL_TEXTS)
     for flags in (("--epochs", "1"), ("--mode", "evaluate")):
-        assert_rejected(run_script(Path(script), *flags), "adapted.json")
+        assert_rejected(run_script(script, *flags), "adapted.json")
 
 
 @pytest.mark.long

@@ -76,7 +76,7 @@ def pair_optimizers():
 def swap_ema_weights():
     """Swap the weights and their exponential moving average, which the optimizers hold.
 
-    Does nothing without --ema-momentum.
+    Does nothing if the optimizers have no `use_ema`, which --ema-momentum sets.
     """
     for each, its_optimizer in pair_optimizers():
         its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # loss scaling
