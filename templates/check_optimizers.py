@@ -1,5 +1,9 @@
 def check_optimizers():
     """Raise WrongInput for options with which an optimizer uses the gradients of one replica."""
+    # {% if cookiecutter.__size == "complete" %}
+    if config.replicas == 1:
+        return
+    # {% endif %}
     options = """
         clipnorm clipvalue global_clipnorm
         gradient_accumulation_steps ema_overwrite_frequency inner_optimizer

@@ -117,7 +117,11 @@ def write_mobile_net(path):
     import keras
 
     model = keras.applications.MobileNet(
-        [128, 128, 3], alpha=0.25, include_top=False, weights=None, pooling="avg"
+        [128, 128, 3],
+        alpha=0.25,
+        include_top=False,
+        weights=None,
+        pooling="avg",
     )
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):

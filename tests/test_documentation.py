@@ -92,7 +92,7 @@ ELSEWHERE = [
         ('environ.get("PROMISES") == "all"',),
     ),
     Elsewhere(
-        r"uv run train.py --run-dir run-ink",
+        r"uv run train.py --run-dir run-contrast",
         "tests/test_tasks.py",
         ("test_worked_edit_of_the_page",),
     ),

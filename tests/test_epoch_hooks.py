@@ -89,7 +89,8 @@ tf.train.Checkpoint.write = write_slowly
 def test_epoch_ends_on_each_worker_after_it_is_saved(size, scripts, tmp_path):
     code = (SMALL_IMAGES, READS_CHECKPOINTS, WRITES_SLOWLY)
     script = write_variant(scripts[size], tmp_path, *code)
-    assert_succeeded(finish_all(start_workers(script, WORKERS, *FLAGS)))
+    workers = start_workers(script, WORKERS, *FLAGS)
+    assert_succeeded(finish_all(workers))
 
 
 @pytest.fixture

@@ -512,7 +512,8 @@ def test_workers_of_parameter_servers_use_one_gpu_each(server_project):
     flags = ("--ps", 1, "--workers", 2)
     lines = run_launcher(server_project, PRINT_GPUS, *flags, variables=gpus_of("0,1,2,3"))
     printed = sorted(line.partition("] ")[2] for line in lines if line.endswith("'"))
-    assert printed == ["''", "''", "'0'", "'1'"]  # of the chief, the server and the workers
+    # The chief and the server have none.
+    assert printed == ["''", "''", "'0'", "'1'"]
     assert any("2 of 4 are not used" in line for line in lines)
 
 

@@ -42,8 +42,8 @@ REPLICAS = {
         "replicas.py::test_replicas_agree_with_dropout[2]",
     ),
     "a replica draws its part of the random numbers": Break(
-        "    first = tf.cast(share, tf.int64) * size\n",
-        "    first = tf.cast(0 * share, tf.int64) * size\n",
+        '    first = tf.cast(share, "int64") * size\n',
+        '    first = tf.cast(0 * share, "int64") * size\n',
         "replicas.py::test_replicas_agree_with_dropout[2]",
     ),
     "the regularization counts once": Break(
@@ -104,7 +104,7 @@ REPLICAS = {
 }
 EVALUATION = {
     "examples that fill the last batch have no weight": Break(
-        "weight = tf.cast(position < size, tf.float32)",
+        'weight = tf.cast(position < size, "float32")',
         "weight = tf.ones([len(position)])",
         EVALUATION_TEST,
     ),

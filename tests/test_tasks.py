@@ -245,8 +245,11 @@ def test_numbers_of_a_csv_file(projects, tmp_path):
 def test_texts_of_a_csv_file(text_script, tmp_path):
     """The hook of docs/tasks.md. The class of a text is its second word."""
     classes = ["bad", "good", "so-so"]
-    texts = [[f"a {classes[i % 3]} film, part {i}", classes[i % 3]] for i in range(600)]
-    write_rows(tmp_path / "texts.csv", ["text", "label"], texts)
+    rows = []
+    for number in range(600):
+        name = classes[number % 3]
+        rows.append([f"a {name} film, part {number}", name])
+    write_rows(tmp_path / "texts.csv", ["text", "label"], rows)
     [hook] = read_python_blocks(TEMPLATE / "docs/tasks.md", "DictReader")
     script = write_variant(text_script, tmp_path, hook)
     text = script.read_text("utf-8")
@@ -349,9 +352,11 @@ def test_essential_schedule_rejects_other_epochs(render, tmp_path):
     train(script, "--epochs", "1")
     outcome = run_script(script, "--epochs", "2")
     assert_rejected(outcome, "epochs 1, not 2")
-    constant = ('schedule: str = "linear"', 'schedule: str = "constant"')
-    no_warm_up = ("warmup_steps: int | None = None", "warmup_steps: int | None = 0")
-    replace_text(script, project, constant, no_warm_up)
+    edits = (
+        ('schedule: str = "linear"', 'schedule: str = "constant"'),
+        ("warmup_steps: int | None = None", "warmup_steps: int | None = 0"),
+    )
+    replace_text(script, project, *edits)
     train(script, "--epochs", "1", "--run-dir", "constant")
     assert "resumed at step" in train(script, "--epochs", "2", "--run-dir", "constant")
 
@@ -369,6 +374,7 @@ def test_new_run_has_its_own_vocabulary(text_script, first_runs, tmp_path):
 def test_lost_vocabulary_is_not_made_again(text_script, first_runs, tmp_path):
     shutil.copytree(first_runs[TEXT], tmp_path / "run")
     (tmp_path / "run" / "adapted.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "export")  # otherwise the run is finished
     script = write_variant(text_script, tmp_path, SMALL_TEXTS)
     for flags in (("--epochs", "1"), ("--mode", "evaluate")):
         assert_rejected(run_script(script, *flags), "adapted.json")

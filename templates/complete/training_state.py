@@ -18,8 +18,7 @@ def create_training_state(datasets, checkpoint):
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
-    if config.replicas > 1:
-        check_optimizers()
+    check_optimizers()
     if config.replicas * config.accumulation_steps > 1:
         prepare_layers_for_replicas()
         share_random_numbers()

@@ -1264,7 +1264,7 @@ def pair_optimizers():
 def swap_ema_weights():
     """Swap the weights and their exponential moving average, which the optimizers hold.
 
-    Does nothing without --ema-momentum.
+    Does nothing if the optimizers have no `use_ema`, which --ema-momentum sets.
     """
     for each, its_optimizer in pair_optimizers():
         its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # loss scaling
@@ -1431,8 +1431,8 @@ def find_checkpoint(kind):
     if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
-        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
-        "restore the files"
+        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, restore "
+        "the files, or remove a corrupt checkpoints/best and use --export last"
     )
 
 
@@ -1930,6 +1930,8 @@ def reset_keras():
 
 def check_optimizers():
     """Raise WrongInput for options with which an optimizer uses the gradients of one replica."""
+    if config.replicas == 1:
+        return
     options = """
         clipnorm clipvalue global_clipnorm
         gradient_accumulation_steps ema_overwrite_frequency inner_optimizer
@@ -1953,8 +1955,7 @@ def create_training_state(datasets, checkpoint):
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     model, optimizer = create_model_and_optimizer(strategy)
-    if config.replicas > 1:
-        check_optimizers()
+    check_optimizers()
     if config.replicas * config.accumulation_steps > 1:
         prepare_layers_for_replicas()
         share_random_numbers()
