@@ -33,8 +33,14 @@ def find_leftovers(answers, folder="."):
 
 
 def read_commit(template):
-    """Return the commit of a clone of the template, or "" without git or a clone."""
-    command = ["git", "--git-dir", os.path.join(template, ".git"), "rev-parse", "HEAD"]
+    """Return the commit of a clone of the template, or "" without git or a clone.
+
+    A relative path starts in the folder of the command. This file runs in the project's folder.
+    """
+    clone = os.path.join(os.environ.get("PWD", ""), template)
+    if not os.path.exists(os.path.join(clone, "cookiecutter.json")):
+        return ""
+    command = ["git", "--git-dir", os.path.join(clone, ".git"), "rev-parse", "HEAD"]
     try:
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:  # git is not installed

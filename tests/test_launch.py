@@ -505,7 +505,7 @@ def test_workers_share_the_gpus(gpus, shares, project):
     printed = [select_worker_lines(index, lines) for index in range(2)]
     assert printed == [[repr(share)] for share in shares]
     assert any("fewer GPUs than workers" in line for line in lines) == (gpus == "0")
-    assert any("so 1 are not used" in line for line in lines) == (gpus == "0,1,2")
+    assert any("unused: 1" in line for line in lines) == (gpus == "0,1,2")
 
 
 def test_workers_of_parameter_servers_use_one_gpu_each(server_project):
@@ -514,7 +514,7 @@ def test_workers_of_parameter_servers_use_one_gpu_each(server_project):
     printed = sorted(line.partition("] ")[2] for line in lines if line.endswith("'"))
     # The chief and the server have none.
     assert printed == ["''", "''", "'0'", "'1'"]
-    assert any("2 of 4 are not used" in line for line in lines)
+    assert any("unused: 2" in line for line in lines)
 
 
 @pytest.mark.parametrize("end", ["os._exit(143)", "os.kill(os.getpid(), signal.SIGKILL)"])

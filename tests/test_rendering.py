@@ -795,15 +795,17 @@ def test_closing_message_has_the_commit_of_the_template(cookiecutter_environment
     for arguments in ("init -q", "add .", "commit -q -m x"):
         assert run(*git, *arguments.split(), cwd=clone).returncode == 0
     commit = run("git", "rev-parse", "HEAD", cwd=clone).stdout.strip()
-    command = (sys.executable, "-m", "cookiecutter", str(clone), "--no-input")
-    finished = run(*command, env=cookiecutter_environment, cwd=tmp_path)
-    assert f"update the project later: {commit}\n" in finished.stdout
+    for path, folder in ((str(clone), tmp_path), (".", clone), ("clone", tmp_path)):
+        command = (sys.executable, "-m", "cookiecutter", path, "--no-input", "-f")
+        environment = cookiecutter_environment | {"PWD": str(folder)}
+        finished = run(*command, env=environment, cwd=folder)
+        assert f"update the project later: {commit}\n" in finished.stdout, path
 
 
 def test_closing_message_needs_no_clone(tmp_path):
     """A folder inside another repository is no clone."""
     assert run("git", "init", "-q", cwd=tmp_path).returncode == 0
-    (tmp_path / "template").mkdir()
+    write_empty_template(tmp_path / "template")
     hook = load_hook("post_gen_project")
     assert hook.read_commit(str(tmp_path / "template")) == ""
     answers = {"_output_dir": ".", "project_slug": "x"}

@@ -16,7 +16,7 @@ def start_grace_period(*received):
 def request_stop(*_):
     """Have the chief save and stop after the steps under way. A later signal ends it at once.
 
-    The same signal may arrive twice: from `uv run`, and from who signals all processes of a group.
+    A signal to all processes of a group arrives twice, since `uv run` passes it on.
     """
     now = time.monotonic()
     signals.append(now)

@@ -406,10 +406,10 @@ def main(argv):
         print_status("there are fewer GPUs than workers, so all workers use the CPU")
     # {% if cookiecutter.distribution == "parameter_server" %}
     elif gpus > args.workers:
-        print_status(f"a worker uses one GPU, so {gpus - args.workers} of {gpus} are not used")
+        print_status(f"a worker uses one GPU; unused: {gpus - args.workers}")
     # {% else %}
     elif gpus % args.workers:
-        print_status(f"workers use equally many GPUs, so {gpus % args.workers} are not used")
+        print_status(f"workers use equally many GPUs; unused: {gpus % args.workers}")
     # {% endif %}
     restarts = Restarts(args.max_restarts)
     while True:

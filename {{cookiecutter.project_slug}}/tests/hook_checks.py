@@ -1174,7 +1174,7 @@ def find_masked(layers, features):
     for layer in layers:
         note_mask(layer)
     train.model(features, training=False)
-    return names
+    return sorted(set(names))
 
 
 def check_idle_biases(features):
