@@ -480,7 +480,9 @@ def test_tasks_end_if_the_launcher_is_killed(project):
     process.kill()
     process.wait()
     wait_until(lambda: not find_running(project), timeout=20, what="the end of all tasks")
-    assert read_received(project) == ["SIGTERM", "SIGTERM"]
+    # Linux may send it twice: when one thread of the launcher ends, another becomes the parent.
+    received = [set(signals.split()) for signals in read_received(project)]
+    assert received == [{"SIGTERM"}, {"SIGTERM"}]
 
 
 PRINT_GPUS = "print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
