@@ -1,5 +1,9 @@
 def check_optimizers():
-    """Raise WrongInput for options with which an optimizer uses the gradients of one replica."""
+    """Raise WrongInput for options of Keras's optimizers that fail or are wrong on several replicas.
+
+    Keras clips the gradients of each replica, and a LossScaleOptimizer, which has an
+    `inner_optimizer`, sees the overflow of one replica. With the other options, Keras fails.
+    """
     # {% if cookiecutter.__size == "complete" %}
     if config.replicas == 1:
         return

@@ -13,8 +13,9 @@ def parse_log(text):
 def find_run():
     """Return the checkpoint to resume from or to evaluate, or None.
 
-    Raise WrongInput if the flags would change the results of a run under way, or if the training
-    data have changed: examples that the model was trained on may be in the test split now.
+    Raise WrongInput if TensorFlow can't use --run-dir, if the flags would change the results of a
+    run under way, or if the training data have changed: examples that the model was trained on may
+    be in the test split now.
     """
     if re.search(r"://|[\[\\]", config.run_dir):
         raise WrongInput(
@@ -25,8 +26,8 @@ def find_run():
     if checkpoint:
         check_run(FIXED_SETTINGS if config.mode == "train" else ["train_data"])
     # {% if cookiecutter.task == "text_classification" %}
-    is_fixed_length = config.schedule != "constant" or config.warmup_steps is None
-    if checkpoint and config.mode == "train" and is_fixed_length:
+    needs_same_epochs = config.schedule != "constant" or config.warmup_steps is None
+    if checkpoint and config.mode == "train" and needs_same_epochs:
         check_run(["epochs"])  # the schedule and the default warm-up depend on them
     # {% endif %}
     return checkpoint

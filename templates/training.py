@@ -66,7 +66,7 @@ def finish_epoch(validation_set, trained):
     state.history.append(log("validation", validated))
     print_epoch(validated, trained, is_best)
     # {% if cookiecutter.__size != "parameter_server" %}
-    sum_over_workers(0)  # `end_epoch` may read the checkpoints, which the chief writes
+    sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
     # {% endif %}
     if end_epoch(state.history):
         config.last_step = state.step

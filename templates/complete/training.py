@@ -84,7 +84,7 @@ def finish_epoch(validation_set, trained):
     print_epoch(validated, trained, is_best)
     epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
     wait_for_write()
-    sum_over_workers(0)  # `end_epoch` may read the checkpoints, which the chief writes
+    sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
     if end_epoch(state.history) or epochs_waited >= (config.patience or math.inf):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch` or --patience")

@@ -13,7 +13,7 @@ class Adam(keras.optimizers.Adam):
         index = self._get_variable_index(variable)
         first_moment = self._momentums[index].value
         second_moment = self._velocities[index].value
-        # Not the counter, which all workers share. The scope of `update` doesn't reach this thread.
+        # Not `self.iterations`, which all workers overwrite; see `update`.
         step = tf.cast(traced["step"], "float32") + 1.0
         beta1_power = self.beta_1**step
         beta2_power = self.beta_2**step

@@ -1,8 +1,9 @@
 def update(optimizer, gradients, variables):
     """Apply the gradients of a batch.
 
-    The optimizer reads the number of this step, not the counter that all workers share. In a scope
-    with that number, Keras keeps what is assigned to its variables, such as an EMA, until the end.
+    All workers overwrite the counter of steps, so the learning rate is computed in a scope that has
+    the number of this step. The scope keeps what is assigned to Keras's variables, such as an EMA,
+    until the end. On a cluster, TensorFlow calls `update_step` in another thread, without the scope.
     """
     with keras.StatelessScope([(optimizer.iterations, traced["step"])]) as scope:
         optimizer.apply([sum_slices(gradient) for gradient in gradients], variables)

@@ -1929,7 +1929,11 @@ def reset_keras():
 
 
 def check_optimizers():
-    """Raise WrongInput for options with which an optimizer uses the gradients of one replica."""
+    """Raise WrongInput for options of Keras's optimizers that fail or are wrong on several replicas.
+
+    Keras clips the gradients of each replica, and a LossScaleOptimizer, which has an
+    `inner_optimizer`, sees the overflow of one replica. With the other options, Keras fails.
+    """
     if config.replicas == 1:
         return
     options = """
@@ -2120,7 +2124,7 @@ def finish_epoch(validation_set, trained):
     print_epoch(validated, trained, is_best)
     epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
     wait_for_write()
-    sum_over_workers(0)  # `end_epoch` may read the checkpoints, which the chief writes
+    sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
     if end_epoch(state.history) or epochs_waited >= (config.patience or math.inf):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch` or --patience")

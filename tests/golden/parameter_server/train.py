@@ -996,7 +996,7 @@ class Adam(keras.optimizers.Adam):
         index = self._get_variable_index(variable)
         first_moment = self._momentums[index].value
         second_moment = self._velocities[index].value
-        # Not the counter, which all workers share. The scope of `update` doesn't reach this thread.
+        # Not `self.iterations`, which all workers overwrite; see `update`.
         step = tf.cast(traced["step"], "float32") + 1.0
         beta1_power = self.beta_1**step
         beta2_power = self.beta_2**step
@@ -1030,8 +1030,9 @@ class Adam(keras.optimizers.Adam):
 def update(optimizer, gradients, variables):
     """Apply the gradients of a batch.
 
-    The optimizer reads the number of this step, not the counter that all workers share. In a scope
-    with that number, Keras keeps what is assigned to its variables, such as an EMA, until the end.
+    All workers overwrite the counter of steps, so the learning rate is computed in a scope that has
+    the number of this step. The scope keeps what is assigned to Keras's variables, such as an EMA,
+    until the end. On a cluster, TensorFlow calls `update_step` in another thread, without the scope.
     """
     with keras.StatelessScope([(optimizer.iterations, traced["step"])]) as scope:
         optimizer.apply([sum_slices(gradient) for gradient in gradients], variables)
@@ -1255,8 +1256,9 @@ def parse_log(text):
 def find_run():
     """Return the checkpoint to resume from or to evaluate, or None.
 
-    Raise WrongInput if the flags would change the results of a run under way, or if the training
-    data have changed: examples that the model was trained on may be in the test split now.
+    Raise WrongInput if TensorFlow can't use --run-dir, if the flags would change the results of a
+    run under way, or if the training data have changed: examples that the model was trained on may
+    be in the test split now.
     """
     if re.search(r"://|[\[\\]", config.run_dir):
         raise WrongInput(

@@ -1206,8 +1206,9 @@ def parse_log(text):
 def find_run():
     """Return the checkpoint to resume from or to evaluate, or None.
 
-    Raise WrongInput if the flags would change the results of a run under way, or if the training
-    data have changed: examples that the model was trained on may be in the test split now.
+    Raise WrongInput if TensorFlow can't use --run-dir, if the flags would change the results of a
+    run under way, or if the training data have changed: examples that the model was trained on may
+    be in the test split now.
     """
     if re.search(r"://|[\[\\]", config.run_dir):
         raise WrongInput(
@@ -1217,8 +1218,8 @@ def find_run():
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:
         check_run(FIXED_SETTINGS if config.mode == "train" else ["train_data"])
-    is_fixed_length = config.schedule != "constant" or config.warmup_steps is None
-    if checkpoint and config.mode == "train" and is_fixed_length:
+    needs_same_epochs = config.schedule != "constant" or config.warmup_steps is None
+    if checkpoint and config.mode == "train" and needs_same_epochs:
         check_run(["epochs"])  # the schedule and the default warm-up depend on them
     return checkpoint
 
@@ -1314,7 +1315,11 @@ def reset_keras():
 
 
 def check_optimizers():
-    """Raise WrongInput for options with which an optimizer uses the gradients of one replica."""
+    """Raise WrongInput for options of Keras's optimizers that fail or are wrong on several replicas.
+
+    Keras clips the gradients of each replica, and a LossScaleOptimizer, which has an
+    `inner_optimizer`, sees the overflow of one replica. With the other options, Keras fails.
+    """
     options = """
         clipnorm clipvalue global_clipnorm
         gradient_accumulation_steps ema_overwrite_frequency inner_optimizer
@@ -1425,7 +1430,7 @@ def finish_epoch(validation_set, trained):
     save("last")
     state.history.append(log("validation", validated))
     print_epoch(validated, trained, is_best)
-    sum_over_workers(0)  # `end_epoch` may read the checkpoints, which the chief writes
+    sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
     if end_epoch(state.history):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch`")
