@@ -1929,7 +1929,7 @@ def reset_keras():
 
 
 def check_optimizers():
-    """Raise WrongInput for options of Keras's optimizers that fail or are wrong on several replicas.
+    """Raise WrongInput for options of optimizers that fail or are wrong on several replicas.
 
     Keras clips the gradients of each replica, and a LossScaleOptimizer, which has an
     `inner_optimizer`, sees the overflow of one replica. With the other options, Keras fails.
