@@ -68,7 +68,7 @@ def simulate(
 ):
     """Return the mean seconds of a synchronous step by cause.
 
-    The causes are compute, waiting for the slowest worker, messages, and bytes.
+    The causes are compute, waiting for the slowest worker, latency, and transfer.
 
     Each worker computes for `compute` seconds, times a lognormal factor of mean 1 that differs by
     worker and step. `spread` is the standard deviation of its logarithm. Then the ring takes
@@ -85,8 +85,8 @@ def simulate(
     return {
         "compute": compute,
         "waiting": waiting,
-        "messages": 2 * (workers - 1) * latency,
-        "bytes": count_bytes(workers, gradient_bytes) / bandwidth,
+        "latency": 2 * (workers - 1) * latency,
+        "transfer": count_bytes(workers, gradient_bytes) / bandwidth,
     }
 
 
@@ -278,7 +278,7 @@ def print_simulations(args):
     for name, values in efficiencies.items():
         print_row(name, *[f"{value:.2f}" for value in values])
     print()
-    causes = ("compute", "waiting", "messages", "bytes")
+    causes = ("compute", "waiting", "latency", "transfer")
     print_header(f"ms of a step, {WORKER_COUNTS[-1]} workers", *causes)
     for name, seconds in parts.items():
         print_row(name, *[f"{1e3 * seconds[cause]:.1f}" for cause in causes])

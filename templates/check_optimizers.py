@@ -17,8 +17,8 @@ def check_optimizers():
             if getattr(each, option, None):
                 # {% if cookiecutter.__size == "complete" %}
                 raise WrongInput(
-                    f"create_model_and_optimizer: {type(each).__name__} with {option} is for "
-                    "one replica; use --clip-norm, --accumulation-steps or --ema-momentum"
+                    f"create_model_and_optimizer: {type(each).__name__} with {option} is for one "
+                    "replica; use --clip-norm, --accumulation-steps, --ema-momentum or --precision"
                 )
                 # {% else %}
                 raise WrongInput(

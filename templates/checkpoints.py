@@ -75,7 +75,7 @@ def list_checkpoints(kind):
     """
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
-        for path in run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
+        for path in run_path(f"checkpoints/{kind}").glob("ckpt-*[0-9].index")
         if path.read_bytes().endswith(END_OF_INDEX)
     )
 
@@ -91,7 +91,7 @@ def find_checkpoint(kind):
     # The file is TensorFlow's list of checkpoints: with it, one was complete before.
     if kind == "best" or run_path("checkpoints/last/checkpoint").exists():
         raise WrongInput(
-            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; use another --run-dir"
+            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train, or use another"
         )
     return None
 
@@ -106,6 +106,9 @@ def restore(kind, path):
                 raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
     except Exception as error:
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
+        # {% if cookiecutter.__size == "parameter_server" %}
+        os.stat(f"{path}.index")  # raises FileNotFoundError if the chief has removed it meanwhile
+        # {% endif %}
         reason = str(error).partition("\n")[0]
         raise WrongInput(
             f"{path} is corrupt, or of a model before an edit ({reason}). If it is corrupt, "

@@ -1,8 +1,11 @@
 def read_tf_config():
     # {% if cookiecutter.__size == "complete" %}
-    """Return the addresses of all workers, the chief's first, and set this worker's index."""
+    """Return the addresses of all workers, the chief's first, and set this worker's index.
+
+    Raise WrongInput for a wrong TF_CONFIG.
+    """
     # {% else %}
-    """Set the number of workers and this worker's index."""
+    """Set the number of workers and this worker's index. Raise WrongInput for a wrong TF_CONFIG."""
     # {% endif %}
     if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string

@@ -1,5 +1,9 @@
 def create_batch(examples, size, training, places):
-    """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
+    """Return (features, labels, weight) of places, [batch, 3] int32: epoch, position, index.
+
+    Labels may be None. `weight`, [batch] float32, is 0 for the examples that fill up the last batch
+    of an evaluation.
+    """
     epoch, position, index = tf.unstack(places, axis=1)
     # All examples of a batch are of one epoch.
     key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")

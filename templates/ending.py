@@ -12,7 +12,7 @@ def report_error(error):
     # {% endif %}
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
-        error = WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder")
+        error = WrongInput(f"--run-dir {config.run_dir}: {error}; mend it, or use another folder")
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
         return 1
@@ -23,6 +23,7 @@ def report_error(error):
         file=sys.stderr if error.exit_code else sys.stdout,
     )
     # {% else %}
+    # `split` removes line breaks.
     print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
     # {% endif %}
     return error.exit_code

@@ -133,12 +133,12 @@ os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(1 + os.cpu_count()))
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
-stderr = os.dup(2)
+stderr_copy = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 try:
     import keras
     import numpy as np
     import tensorflow as tf
 finally:
-    os.dup2(stderr, 2)
+    os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects

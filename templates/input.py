@@ -1,5 +1,8 @@
 def load_datasets():
-    """Return (examples, size) of each split, and set `config.steps_per_epoch`."""
+    """Return (examples, size) by split. Set `config.train_data`, `steps_per_epoch` and `last_step`.
+
+    Raise WrongInput if a split is empty, or if a batch is larger than the training split.
+    """
     # {% if cookiecutter.__size == "complete" %}
     datasets = list(create_datasets())
     loaded = {}
@@ -41,7 +44,7 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if size <= 0:
         raise WrongInput(
-            f"create_datasets: {split} is empty or of unknown size; use Dataset.assert_cardinality"
+            f"create_datasets: {split} has no examples, or unknown number; use assert_cardinality"
         )
     with tf.device("CPU:0"):
         return tf.nest.map_structure(tf.Variable, dataset.batch(size).get_single_element()), size

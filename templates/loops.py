@@ -21,8 +21,8 @@ def run_steps(distributed_step, iterator, steps):
 def run_loop(distributed_step, metrics, iterator, steps):
     """Return the mean loss and the metrics of some steps."""
     if config.deterministic:
-        # Enabled before the input pipelines are created, this would make them serial, because they
-        # read variables. Nothing writes to these variables, so they are deterministic in parallel.
+        # Enabled earlier, this would make the input pipelines serial, because they read variables.
+        # Nothing writes these variables, so parallel pipelines are deterministic too.
         tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()

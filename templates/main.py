@@ -57,7 +57,11 @@ def main(argv=None):
     # {% endif %}
     train_epochs(train_set, validation_set)
 
+    # {% if cookiecutter.__size == "complete" %}
+    # 6. Test the checkpoint to export.
+    # {% else %}
     # 6. Test the best checkpoint.
+    # {% endif %}
     test_best_checkpoint(test_set)
 
     # 7. Export it.

@@ -20,7 +20,7 @@ def create_input(examples, size, training, first_step=0):
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
             # In evaluation the epoch is 0: each validation draws the same random numbers.
-            places = tf.stack(
+            places = tf.stack(  # [steps × global batch, 3]
                 [tf.fill(position.shape, epoch if training else 0), position, index], axis=1
             )
             return tf.data.Dataset.from_tensor_slices(
@@ -29,7 +29,7 @@ def create_input(examples, size, training, first_step=0):
 
         places = tf.data.Dataset.counter(first_step // steps, dtype="int32").flat_map(list_places)
         places = places.shard(context.num_input_pipelines, context.input_pipeline_id)
-        places = places.skip(first_step % steps).unbatch()
+        places = places.skip(first_step % steps).unbatch()  # now an element is [batch, 3]
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
         # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,

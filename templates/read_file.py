@@ -4,10 +4,13 @@ def parse_object(text):
 
 
 def read_file(name, parse):
-    """Return what `parse` makes of the text of a file of the run."""
+    """Return what `parse` makes of the text of a file of the run.
+
+    Raise WrongInput if the file can't be read or parsed.
+    """
     path = run_path(name)
     try:
         return parse(path.read_text("utf-8"))
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
-        raise WrongInput(f"{path} is corrupt ({error}); use another --run-dir") from error
+        raise WrongInput(f"{path} can't be read ({error}); mend it, or use another run") from error

@@ -1,4 +1,5 @@
-# Settings that a run keeps. Some are flags of the complete script, which may have started the run.
+# Settings that a resumed run must not change. Some are flags of the complete script, which may have
+# started the run.
 FIXED_SETTINGS = """
     seed global_batch_size learning_rate train_data
     schedule clip_norm ema_momentum warmup_steps precision
@@ -48,8 +49,10 @@ def check_run(names):
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
     # {% if cookiecutter.__size == "parameter_server" %}
+    if config.mode != "train":
+        return
     lines = read_file("metrics.jsonl", parse_log)
-    if not lines or config.mode != "train":
+    if not lines:
         return
     last_line = lines[-1]
     is_tested = last_line["split"] == "test" and last_line["step"] >= config.last_step
@@ -89,19 +92,25 @@ def load_adapted(train_split, checkpoint):
 
 
 def initialize_run_dir():
-    """Write the files with which a run starts or resumes."""
     # {% if cookiecutter.__size == "essential" %}
+    """Cut the log at the step, write config.json and train.py, and delete leftovers.
+
+    Raise WrongInput if workers have restored different steps.
+    """
     check_shared(state.step)
     if config.worker_index > 0:
         return
+    # {% else %}
+    """Cut the log at the step, write config.json and train.py, and delete leftovers."""
     # {% endif %}
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
     kept = [json.dumps(line) + "\n" for line in lines if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # Kills leave temporary folders. If somebody has deleted checkpoints/last, the run starts again,
-    # and must not test the best checkpoint of the run before. Other folders are not the script's.
+    # A resumed run deletes the temporary folders of killed processes. A new run deletes
+    # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
+    # must not be tested.
     leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "[bl][ea]st")
     for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)

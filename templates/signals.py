@@ -1,5 +1,5 @@
-# Received in training or validation, and handled when a training loop ends. Those that come in the
-# last validation are ignored: the run is tested and exported as usual.
+# SIGINT or SIGTERM, received in training or validation. The end of the next training loop handles
+# them. In the last validation they are ignored: the run is tested and exported as usual.
 signals: list = []
 
 

@@ -1,6 +1,6 @@
 @dataclasses.dataclass
 class State:
-    """What changes during the run. Checkpoints contain it."""
+    """What changes during the run. Checkpoints contain `step` and `history`."""
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations

@@ -1,5 +1,7 @@
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. A metric of
+    # tokens or pixels, or a Keras mask, needs a weight for each of them:
+    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
@@ -7,9 +9,15 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 def compute_gradients(batch):
     """Return one replica's share of the loss, [], and the gradients. Update the metrics.
 
+    # {% if cookiecutter.__size == "parameter_server" %}
     --jit-compile compiles this function, so keep its name and argument.
+    # {% else %}
+    Compute all gradients of a step here, and keep the name and the argument: --jit-compile compiles
+    this function, and --accumulation-steps of the complete script splits its batch.
+    # {% endif %}
     """
-    # TODO(you): with several models, use a tape for each and return a tuple of their gradients.
+    # TODO(you): with several models, return a tuple of their gradients. Use a tape for each, or a
+    # persistent one.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
@@ -24,7 +32,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with a replica's batch. Return its sums of losses and sample weights."""
+    """Update the model with a replica's batch. Return its sums of losses and weights, [] each."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)

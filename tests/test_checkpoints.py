@@ -142,6 +142,24 @@ def test_resume_rejects_a_run_without_a_complete_checkpoint(
     assert (run_dir / "metrics.jsonl").read_bytes() == log
 
 
+def test_evaluation_of_the_last_checkpoint_needs_no_best_one(complete_script, train_once, tmp_path):
+    script = write_variant(complete_script, tmp_path)
+    shutil.copytree(train_once("--epochs", "3"), tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints" / "best").glob("ckpt-*.data-*"):
+        cut(path)
+    output = train(script, "--mode", "evaluate", "--export", "last")
+    assert "of run/checkpoints/last/ckpt-57" in output
+    assert "corrupt" not in output
+
+
+def test_essential_script_ignores_renamed_checkpoints(essential_script, train_once, tmp_path):
+    script = write_variant(essential_script, tmp_path)
+    shutil.copytree(train_once("--epochs", "2"), tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints" / "last"
+    shutil.copy(folder / "ckpt-38.index", folder / "ckpt-38-old.index")
+    assert "resumed at step 38" in train(script, "--epochs", "3")
+
+
 @pytest.mark.parametrize("kind", ["last", "best"])
 def test_essential_script_rejects_a_corrupt_checkpoint(
     kind, essential_script, train_once, tmp_path

@@ -158,6 +158,15 @@ def test_unknown_error_of_a_hook_has_a_traceback(size, scripts):
     assert text in errors
 
 
+def test_used_up_quota_is_reported_like_a_full_disk(complete_script):
+    text = "run/checkpoints/last/ckpt-19.data-00000-of-00001.tempstate; Disk quota exceeded"
+    code, errors = query(
+        "conditions.explain_graph_error", complete_script, "ResourceExhaustedError", text
+    )
+    assert code == 1
+    assert "its quota is used up; make room" in errors
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_chief_listens_on_both_kinds_of_addresses(complete_script):
     addresses = ["127.0.0.1", "::1"]

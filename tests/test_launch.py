@@ -506,7 +506,7 @@ def test_workers_share_the_gpus(gpus, shares, project):
     lines = run_launcher(project, PRINT_GPUS, "--workers", 2, variables=gpus_of(gpus))
     printed = [select_worker_lines(index, lines) for index in range(2)]
     assert printed == [[repr(share)] for share in shares]
-    assert any("fewer GPUs than workers" in line for line in lines) == (gpus == "0")
+    assert any("is above the 1 GPUs" in line for line in lines) == (gpus == "0")
     assert any("unused: 1" in line for line in lines) == (gpus == "0,1,2")
 
 

@@ -364,6 +364,34 @@ def fetch(batch):
     return tf.numpy_function(lambda x: x, [images], tf.uint8), labels
 """
 
+# A loss for each token, whose mean `compute_losses` takes.
+TOKENS = """
+def create_datasets():
+    tokens = np.random.default_rng(0).integers(0, 20, [400, 9]).astype("int32")
+    return [tf.data.Dataset.from_tensor_slices(tokens[i::3]) for i in range(3)]
+
+
+def preprocess(batch, seeds, training):
+    return batch[:, :-1], batch[:, 1:]
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        layers = [keras.layers.Embedding(20, 8), keras.layers.Dense(20)]
+        return keras.Sequential([keras.Input([8], dtype="int32"), *layers]), Adam(1e-3)
+""" + return_losses("tf.reduce_mean(losses, axis=-1)")
+
+# A layer adds the only loss. `compute_losses` returns 0.
+ADDED_LOSS = f"""
+@keras.saving.register_keras_serializable()
+class Loss(keras.layers.Layer):
+    def call(self, inputs):
+        self.add_loss(keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
+
+{end_model_with("keras.layers.Dense(10)", "Loss()")}
+""" + return_losses("0.0 * losses")
+
 # By name: the code, the hook that the message must name, and parts of the message.
 MISTAKES = {
     "mean-in-the-loss": (
@@ -450,6 +478,21 @@ MISTAKES = {
         use_optimizer("keras.optimizers.Adam(0.002, global_clipnorm=1.0)"),
         "create_model_and_optimizer",
         ["global_clipnorm raises an error on several replicas", "--clip-norm"],
+    ),
+    "several-optimizers-in-one": (
+        use_optimizer("keras.optimizers.MultiOptimizer([(Adam(0.002), model.layers)])"),
+        "create_model_and_optimizer",
+        ["a MultiOptimizer has no learning rate for the log"],
+    ),
+    "weights-of-examples-for-tokens": (
+        TOKENS + use_metrics("keras.metrics.MeanIoU(20, sparse_y_pred=False, name='overlap')"),
+        "train_step",
+        ["fails in update_metrics", "needs a weight for each of them"],
+    ),
+    "losses-of-add_loss-only": (
+        ADDED_LOSS,
+        "compute_losses",
+        ["the result is 0 for each example", "leaves out the losses of add_loss"],
     ),
     "unused-layer": (
         FORGETFUL,
@@ -883,23 +926,6 @@ def test_small_error_of_a_metric_on_replicas_is_reported(run_tests):
 # Correct hooks that failed the tests once
 # --------------------------------------------------------------------------------------------------
 
-# A loss for each token, whose mean `compute_losses` takes.
-TOKENS = """
-def create_datasets():
-    tokens = np.random.default_rng(0).integers(0, 20, [400, 9]).astype("int32")
-    return [tf.data.Dataset.from_tensor_slices(tokens[i::3]) for i in range(3)]
-
-
-def preprocess(batch, seeds, training):
-    return batch[:, :-1], batch[:, 1:]
-
-
-def create_model_and_optimizer(strategy):
-    with strategy.scope():
-        layers = [keras.layers.Embedding(20, 8), keras.layers.Dense(20)]
-        return keras.Sequential([keras.Input([8], dtype="int32"), *layers]), Adam(1e-3)
-""" + return_losses("tf.reduce_mean(losses, axis=-1)")
-
 # An autoencoder that samples in evaluation too, with an added loss on which one of its weights
 # depends alone, and predictions in a dict.
 AUTOENCODER = """
@@ -1259,6 +1285,78 @@ def end_epoch(history):
     return False
 """
 
+# Keras's losses and metrics leave out masked tokens.
+MASKED_TOKENS = (
+    TOKENS.replace("Embedding(20, 8)", "Embedding(20, 8, mask_zero=True)")
+    + """
+def update_metrics(metrics, labels, predictions, sample_weight):
+    weights = tf.ones_like(labels, tf.float32) * sample_weight[:, None]
+    for metric in metrics:
+        metric.update_state(labels, predictions, weights)
+"""
+)
+
+# As in a model with a temperature, or with learned weights of losses.
+LEARNED_SCALE = """
+@keras.saving.register_keras_serializable()
+class Scaled(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.flatten = keras.layers.Flatten()
+        self.dense = keras.layers.Dense(10)
+
+    def build(self, shape):
+        self.dense.build([None, 64])
+        self.scale = self.add_weight(shape=[], initializer="ones", name="scale")
+
+    def call(self, images):
+        return {"logits": self.dense(self.flatten(images)), "scale": self.scale + 0.0}
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        model = Scaled()
+        model.build([None, 8, 8, 1])
+        return model, Adam(1e-3)
+
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return tf.cast(images, tf.float32) / 16, labels
+
+
+def compute_losses(labels, predictions):
+    return loss_object(labels, predictions["logits"] * predictions["scale"])
+
+
+def update_metrics(metrics, labels, predictions, sample_weight):
+    for metric in metrics:
+        metric.update_state(labels, predictions["logits"], sample_weight)
+"""
+
+MORE_RESULTS = """
+@wraps_original
+def compute_gradients(original, batch):
+    loss, gradients = original(batch)
+    return loss, gradients, 2.0 * loss
+
+
+def train_step(batch):
+    loss, gradients, _ = compute_gradients(batch)
+    update(optimizer, gradients, model.trainable_variables)
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
+"""
+
+# Each call in training changes a variable of the layer.
+SPECTRAL = end_model_with("keras.layers.SpectralNormalization(keras.layers.Dense(10))")
+
+READS_TRAINING_LINES = """
+def end_epoch(history):
+    lines = map(json.loads, run_path("metrics.jsonl").read_text().splitlines())
+    [*_, last] = [line for line in lines if line["split"] == "train"]
+    return last["epoch"] > 1000
+"""
+
 CORRECT = {
     "another compute_gradients": (OWN_STEP, CONTRACT),
     "compute_gradients of another batch": (OTHER_BATCH, CONTRACT),
@@ -1280,7 +1378,12 @@ CORRECT = {
     "normalization of a replica's batch": (normalize(""), f"{CONTRACT} or {REPLICAS}"),
     "normalization and a generator": (DRAWING, CONTRACT),
     "losses of tokens": (TOKENS, CONTRACT),
-    "autoencoder": (AUTOENCODER, f"{CONTRACT} or {REPLICAS} or {KILLED} or {EVALUATION}"),
+    "autoencoder": (AUTOENCODER, ""),
+    "masked tokens": (MASKED_TOKENS, f"{CONTRACT} or {EVALUATION}"),
+    "a learned scale": (LEARNED_SCALE, f"{CONTRACT} or {REPLICAS}"),
+    "compute_gradients with more results": (MORE_RESULTS, CONTRACT),
+    "layer with state of its own": (SPECTRAL, f"{CONTRACT} or {REPLICAS}"),
+    "reads the training lines of the log": (READS_TRAINING_LINES, CONTRACT),
     "other features in evaluation": (TWO_STRUCTURES, CONTRACT),
     "views in training": (VIEWS, f"{CONTRACT} or {EVALUATION}"),
     "losses of regions": (REGIONS, CONTRACT),

@@ -209,7 +209,7 @@ def main(pairs):
             started = time.monotonic()
             rows.append(try_pair(pair, scripts, Path(folder, str(number))))
             print(*rows[-1], f"{time.monotonic() - started:.0f} s", flush=True)
-    print("\n| Python | TensorFlow | Keras | |\n|---|---|---|---|")
+    print("\n| Python | TensorFlow | Keras | result |\n|---|---|---|---|")
     for row in rows:
         print(f"| {' | '.join(row)} |")
     return 0 if all(row[-1] == "passed" for row in rows) else 1

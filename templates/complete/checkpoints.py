@@ -1,8 +1,11 @@
-writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # writes checkpoints
+# After each loop, `take_snapshot` copies the run to host memory. When a checkpoint is due, `save`
+# has this thread write the snapshot, while training continues. Before an interrupted process exits,
+# `save_snapshot` writes the last snapshot.
+writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)
 
 
 def get_variables():
-    """Return all variables that training changes, by position: two layers may have one name."""
+    """Return lists of the variables that training changes. Two layers may have one name."""
     return {
         "model": [variable.value for variable in list_variables(model)],
         "optimizer": [variable.value for variable in list_variables(optimizer)],
@@ -69,7 +72,7 @@ def write_checkpoints(last, best=None):
 
 
 def write_checkpoint(kind, content, max_to_keep):
-    """Write a checkpoint. Remove older ones and what killed processes have left unfinished."""
+    """Write a checkpoint. Remove unfinished, later and older ones."""
     with tf.device("CPU:0"):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
     step = int(content["step"])
@@ -133,15 +136,17 @@ def find_checkpoint(kind):
     """Return the newest checkpoint, or None if the run has never saved one.
 
     If the best checkpoint is corrupt, the run resumes from its step or before, and makes it again.
+    Raise WrongInput if no checkpoint of the run can be used.
     """
+    may_resume = config.mode == "train" and kind == "last"
     steps = list_checkpoints(kind)
-    if kind == "last":
+    if may_resume:
         best_steps = list_checkpoints("best")
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
     folder = run_path(f"checkpoints/{kind}")
-    is_new_run = config.mode == "train" and kind == "last" and not (folder / "checkpoint").exists()
+    is_new_run = may_resume and not (folder / "checkpoint").exists()
     if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(

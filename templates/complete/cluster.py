@@ -19,7 +19,9 @@ def wait_for_workers(addresses):
         left = (config.timeout or 600) - waited
         names = " and ".join(f"worker {i} at {address}" for i, address in missing.items())
         if left < 0:
-            raise RunInterrupted(f"no connection to {names}; start all workers again")
+            raise RunInterrupted(
+                f"no connection to {names} within --timeout; start all workers again"
+            )
         if waited > next_message:  # on each worker, not only on the chief
             next_message += 60
             print(f"waiting for {names}, {left:.0f} s left")
@@ -64,7 +66,8 @@ def broadcast(value, source=0):
     content = pickle.dumps(value) if config.worker_index == source else b""
     size = sum_over_workers(math.ceil(len(content) / 4))
     numbers = np.frombuffer(content.ljust(4 * size, b"\0"), np.int32)
-    pieces = np.split(numbers, range(1 << 24, size, 1 << 24))  # a message has at most 2 GiB
+    # A message has at most 2 GiB. These have 128 MiB.
+    pieces = np.split(numbers, range(1 << 24, size, 1 << 24))
     received = [np.int32(sum_over_workers(piece)).tobytes() for piece in pieces]
     return pickle.loads(b"".join(received))
 
@@ -72,13 +75,14 @@ def broadcast(value, source=0):
 def run_on_chief(function, *arguments):
     """Return on all workers what a function returns on the chief, or raise what it raises.
 
-    The other workers need no access to the run directory.
+    An error of another type ends the chief, so the others report that it has failed. The
+    other workers need no access to the run directory.
     """
     value = error = None
     if config.worker_index == 0:
         try:
             value = function(*arguments)
-        except (WrongInput, RunFailed, RunFinished, OSError) as raised:
+        except (WrongInput, RunFinished, OSError) as raised:
             error = raised
     value, error = broadcast((value, error))
     if error:

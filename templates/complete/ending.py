@@ -3,12 +3,13 @@ def explain_error(error):
     text = str(error)
     if hasattr(error, "exit_code"):
         return error
-    if "No space left on device" in text:
+    if re.search("No space left|quota exceeded", text):
         return RunFailed(
-            f"the disk of {run_path().resolve()} or of {state.scratch} is full; make room and "
-            "start the same command again"
+            f"the disk of {run_path().resolve()} or of {state.scratch} is full, or its quota is "
+            "used up; make room and start the same command again"
         )
-    if config.jit_compile and "XLA" in text:
+    # If a GPU's memory is used up, a report of it has an "XLA Label" for each buffer.
+    if config.jit_compile and re.search("XLA(?! Label)", text):
         operations = re.findall(r"(\w+) \(No registered", text)
         return WrongInput(
             f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; "
@@ -27,7 +28,7 @@ def explain_error(error):
             "TF_CONFIG: TensorFlow can't listen at this worker's address; use a free port"
         )
     if is_in_run_dir(error):
-        return WrongInput(f"--run-dir {config.run_dir}: {text}; use another folder")
+        return WrongInput(f"--run-dir {config.run_dir}: {text}; mend it, or use another folder")
     return error
 
 
@@ -78,5 +79,6 @@ def report_error(error):
     if isinstance(error, RunFinished):
         print_status(str(error))
     else:
+        # `split` removes line breaks.
         print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
     return error.exit_code

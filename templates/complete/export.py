@@ -45,10 +45,10 @@ def export(folder, examples):
 
 @contextlib.contextmanager
 def report_export_errors(form):
-    """Print why a model can't be written in a form, and continue: the run is not affected."""
+    """Print why a model can't be written in a form, and continue, unless the disk is full."""
     try:
         yield
     except Exception as error:  # hooks can raise any type
-        if "No space left on device" in str(error):
+        if re.search("No space left|quota exceeded", str(error)):
             raise
         print_status(f"export: the model can't be written as {form}: {get_reason(error)}")

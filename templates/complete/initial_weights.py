@@ -24,7 +24,10 @@ def read_weights(path):
 
 
 def load_initial_weights(path):
-    """Load the weights whose name and shape agree with the model's, and list the others."""
+    """Load the weights whose name and shape agree with the model's, and print the other names.
+
+    Raise WrongInput if none agrees.
+    """
     weights = [weight for each in tf.nest.flatten(model) for weight in each.weights]
     outer = f"{tf.nest.flatten(model)[0].name}/"  # Keras leaves it out when it loads a Sequential
     pairs = run_on_chief(read_weights, path)
@@ -55,5 +58,6 @@ def read_initial_adapted():
         path = Path(config.init_checkpoint)
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
             if (folder / "adapted.json").exists():
+                # `run_path` returns an absolute path as it is.
                 return read_object(folder.absolute() / "adapted.json")
     return {}

@@ -15,9 +15,9 @@ def run_steps(distributed_step, iterator, steps):
     waited = tf.zeros([], "float64")
     # A step updates the weights of the first layers last: they get their gradients last.
     trained_model = next(each for each, its_optimizer in pair_optimizers() if its_optimizer)
-    first_weights = trained_model.trainable_variables[0].value
+    first_layer_weights = trained_model.trainable_variables[0].value
     for _ in tf.range(steps):
-        step_ended_at = read_clock([tf.convert_to_tensor(first_weights)])
+        step_ended_at = read_clock([tf.convert_to_tensor(first_layer_weights)])
         batch = next_batch(iterator)
         # All parts of a batch arrive at once. The sample weights are never None.
         batch_arrived_at = read_clock(tf.nest.flatten(batch[-1], expand_composites=True))
@@ -25,15 +25,15 @@ def run_steps(distributed_step, iterator, steps):
         sums = strategy.run(add, args=(sums, distributed_step(batch)))
     loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))
     # A GPU may still be at work: wait for the last update.
-    with tf.control_dependencies([tf.convert_to_tensor(first_weights)]):
+    with tf.control_dependencies([tf.convert_to_tensor(first_layer_weights)]):
         return tf.math.divide_no_nan(loss_sum, weight_sum), waited
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
     """Return the mean loss and the metrics of some steps, and the seconds waited for data."""
     if config.deterministic:
-        # Enabled before the input pipelines are created, this would make them serial, because they
-        # read variables. Nothing writes to these variables, so they are deterministic in parallel.
+        # Enabled earlier, this would make the input pipelines serial, because they read variables.
+        # Nothing writes these variables, so parallel pipelines are deterministic too.
         tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()

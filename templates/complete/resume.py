@@ -1,4 +1,4 @@
-# Settings that a run keeps.
+# Settings that a resumed run must not change.
 FIXED_SETTINGS = """
     seed global_batch_size learning_rate train_data
     schedule clip_norm ema_momentum warmup_steps precision init_checkpoint
@@ -77,14 +77,14 @@ def check_end(last_line, before):
             f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
         )
     # The end depends on these flags. The config.json of an essential script has only the first.
-    earlier = {**dataclasses.asdict(Config()), **before}
     is_same_end = all(
-        earlier[name] == getattr(config, name) for name in ("epochs", "patience", "export")
+        before.get(name, getattr(Config, name)) == getattr(config, name)
+        for name in ("epochs", "patience", "export")
     )
     if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
-            "with a constant --schedule, more --epochs would continue it"
+            "more --epochs would continue it, unless its schedule or warm-up depends on them"
         )
 
 
@@ -136,7 +136,7 @@ def read_or_adapt(checkpoint):
 
 
 def initialize_run_dir():
-    """Write the files with which a run starts or resumes."""
+    """Cut the log at the step, write the run's files, and delete export/."""
     kept = [json.dumps(line) + "\n" for line in read_log() if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))

@@ -51,6 +51,5 @@ def end_process(error):
         # The main thread may raise errors while its files disappear.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         shutil.rmtree(state.scratch, ignore_errors=True)
-        sys.stdout.flush()
     finally:
         os._exit(code)  # Python's own shutdown would wait for the other workers

@@ -68,14 +68,20 @@ def recover(first_step):
 
 
 def finish_epoch(validation_set, trained):
-    """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
+    """Validate, save and log. Stop the run if `end_epoch` returns True, or after --patience epochs.
+
+    Raise RunFailed if the loss or the score is not finite.
+    """
     swap_ema_weights()
     validated = validate(*validation_set)
     best = {**state.snapshot, **copy_variables()[0]}  # the model with its EMA
     del best["optimizer"]
     swap_ema_weights()
     if not math.isfinite(validated["loss"] + score(validated)):
-        raise RunFailed(f"the validation loss or score is not finite at step {state.step}")
+        raise RunFailed(
+            f"the validation loss or score is not finite at step {state.step}; in another "
+            "--run-dir, try a lower --learning-rate"
+        )
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)

@@ -45,11 +45,6 @@ def check_cluster(cluster):
                 raise ValueError(f"{address} is not host:port")
 
 
-def get_finished_file(job, index):
-    """Return the path of the file by which the chief notifies a task that the run is finished."""
-    return run_path(f"finished-{job}-{index}")
-
-
 # {% include ["tasks/" ~ cookiecutter.task ~ "/import_operations.py", "parameter_server/import_operations.py"] %}
 
 
@@ -61,7 +56,7 @@ def serve(cluster, job, index):
     # On NFS, a task that looked for the folder too early can't see it for half a minute, unless the
     # task creates it, too.
     os.makedirs(run_path(), exist_ok=True)
-    finished_file = get_finished_file(job, index)
+    finished_file = run_path(f"finished-{job}-{index}")  # written at the end by `dismiss`
     finished_file.unlink(missing_ok=True)
     if job == "ps":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # it would take the memory of a worker's GPU
@@ -142,7 +137,7 @@ def dismiss_tasks():
 def dismiss(job, index):
     """Have a task write its file, which may be on its own disk."""
     with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
-        path = str(get_finished_file(job, index))
+        path = str(run_path(f"finished-{job}-{index}"))
         tf.io.write_file(path, "")
         tf.io.read_file(path).numpy()  # TensorFlow returns before a task has written
 

@@ -403,7 +403,7 @@ def main(argv):
     # {% endif %}
     gpus = len(list_gpus())
     if 0 < gpus < args.workers:
-        print_status("there are fewer GPUs than workers, so all workers use the CPU")
+        print_status(f"--workers {args.workers} is above the {gpus} GPUs, so all use the CPU")
     # {% if cookiecutter.distribution == "parameter_server" %}
     elif gpus > args.workers:
         print_status(f"a worker uses one GPU; unused: {gpus - args.workers}")

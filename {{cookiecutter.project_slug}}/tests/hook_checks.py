@@ -170,15 +170,28 @@ def unpack(preprocessed, size):
 
 
 def cut_batch(structure, size):
-    """Cut [4, …] tensors into batches of a smaller size. None remains None."""
+    """Cut [4, …] tensors into batches of a smaller size.
+
+    None and tensors without a batch dimension, such as a learned scale, remain as they are.
+    """
 
     def select(first):
         def cut(tensor):
-            return None if tensor is None else tensor[first : first + size]
+            if not has_batch_dimension(tensor):
+                return tensor
+            part = tensor[first : first + size]
+            mask = getattr(tensor, "_keras_mask", None)
+            if mask is not None:  # Keras's losses leave out the tokens that it masks
+                part._keras_mask = mask[first : first + size]
+            return part
 
         return tf.nest.map_structure(cut, structure)
 
     return [select(first) for first in range(0, 4, size)]
+
+
+def has_batch_dimension(tensor):
+    return tensor is not None and tensor.shape[:1] == (4,)
 
 
 def flatten_tensors(structure):
@@ -227,6 +240,7 @@ def set_globals(batch_size):
     train.config.global_batch_size = batch_size
     train.GLOBAL_BATCH_SIZE = batch_size
     train.reset_keras()
+    train.state.step_in_graph = tf.Variable(0.0)  # an edited step may read it
     # Only the complete script uses this metric.
     train.gradient_norm = keras.metrics.Mean(name="gradient_norm")
 
@@ -638,6 +652,11 @@ def check_settings(optimizers):
             yield (
                 f"the optimizer's {setting} {problem}; use {flag} of the complete script instead"
             )
+    if any(type(optimizer).__name__ == "MultiOptimizer" for optimizer in optimizers):
+        yield (
+            "a MultiOptimizer has no learning rate for the log; return a tuple of models, with an "
+            "optimizer each"
+        )
 
 
 def check_predictions():
@@ -653,7 +672,7 @@ def check_predictions():
     features, _, _ = batch
     predictions = tf.nest.flatten(train.model(features, training=False))
     shapes = [str(prediction.shape) for prediction in predictions]
-    if any(prediction.shape[:1] != (4,) for prediction in predictions):
+    if not any(map(has_batch_dimension, predictions)):
         yield f"the model predicts shape {join(shapes)} for 4 examples; return [4, …]"
     elif not draws_in_evaluation(features) and depends_on_batch(features, training=False):
         yield (
@@ -682,10 +701,17 @@ def creates_variables(model, batch):
 
 def depends_on_batch(features, training):
     """Return whether the prediction for an example depends on the rest of its batch."""
-    predictions = train.model(features, training=training)
-    halves = [train.model(half, training=training) for half in cut_batch(features, 2)]
-    joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *halves)
-    return not is_close(predictions, joined)
+
+    def predict(part):
+        with restore_variables(train.model):  # such as a SpectralNormalization's
+            return train.model(part, training=training)
+
+    def join_halves(prediction, one, other):
+        return tf.concat([one, other], axis=0) if has_batch_dimension(prediction) else one
+
+    predictions = predict(features)
+    halves = map(predict, cut_batch(features, 2))
+    return not is_close(predictions, tf.nest.map_structure(join_halves, predictions, *halves))
 
 
 def draws_in_evaluation(features):
@@ -821,6 +847,11 @@ def check_losses():
     if is_plain_model(batch):
         labels, predictions = get_loss_arguments(batch)
         yield from check_loss("the result", train.compute_losses, labels, predictions)
+        if train.model.losses and not np.any(train.compute_losses(labels, predictions)):
+            yield (
+                "the result is 0 for each example, so all validation losses are 0: evaluation "
+                "leaves out the losses of add_loss; return the model's loss here"
+            )
 
 
 def check_loss(subject, loss, labels, predictions, are_means_taken=False):
@@ -985,7 +1016,8 @@ def check_end_epoch():
     states = []
     # What the hook writes goes to a folder of its own, with files that it may read.
     with tempfile.TemporaryDirectory() as folder, replace(train.config, "run_dir", folder):
-        train.run_path("metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in history))
+        lines = [{**line, "split": split} for line in history for split in ("train", "validation")]
+        train.run_path("metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         train.run_path("adapted.json").write_text(json.dumps(train.adapted))
         save_checkpoints(len(history))
         for _ in range(2):
@@ -1027,6 +1059,11 @@ def list_trainable_variables():
     return [variable for model in models for variable in model.trainable_variables]
 
 
+def list_gradients(results):
+    """Return the gradients in the results of `compute_gradients`, or [] if it has others, too."""
+    return tf.nest.flatten(results[1]) if len(results) == 2 else []
+
+
 def check_gradients():
     """Check that all trainable variables get a gradient."""
     batch = create_training_state()
@@ -1041,8 +1078,7 @@ def check_gradients():
     # In a graph, as in a run: there, both branches of tf.cond count.
     compute_gradients = tf.function(train.compute_gradients)
     with replace(tf.GradientTape, "gradient", compute_or_none):
-        _, gradients = compute_gradients(batch)
-    gradients = tf.nest.flatten(gradients)
+        gradients = list_gradients(compute_gradients(batch))
     variables = list_trainable_variables()
     if len(gradients) != len(variables):
         return  # an edited compute_gradients
@@ -1241,8 +1277,8 @@ def compute_gradients_in_both_orders(batch):
     results = []
     for each in (batch, tf.nest.map_structure(reverse, batch)):
         with restore_variables(train.model):
-            _, gradients = compute_gradients(each)
-        results.append([tf.convert_to_tensor(x).numpy() for x in tf.nest.flatten(gradients)])
+            gradients = list_gradients(compute_gradients(each))
+        results.append([tf.convert_to_tensor(x).numpy() for x in gradients])
     return results
 
 
@@ -1321,6 +1357,20 @@ def run_check(hook, check, report):
         report[hook] = (report[hook] or []) + problems
 
 
+# Advice by a pattern in the message about an exception.
+ADVICE = {
+    "^fails in update_metrics": (
+        "a metric of tokens or pixels needs a weight for each of them, such as "
+        "`tf.ones_like(labels, tf.float32) * sample_weight[:, None]`"
+    ),
+    "values to unpack": "the batch of a step is always (features, labels, sample_weight)",
+    "Symbolic|out of scope": (
+        "create a lookup table once, in a function with @functools.cache, and there inside "
+        "tf.init_scope()"
+    ),
+}
+
+
 def report_exception(error, hook, report):
     """Add an exception to the report, unless it may follow from an earlier problem."""
     if any(report.values()):
@@ -1332,12 +1382,6 @@ def report_exception(error, hook, report):
     if name in STEPS:
         place = f" in {name}{place}"
         name = "train_step"
-    reason = describe_error(error)
-    if "values to unpack" in reason:
-        reason += "; the batch of a step is always (features, labels, sample_weight)"
-    if "Symbolic" in reason or "out of scope" in reason:
-        reason += (
-            "; create a lookup table once, in a function with @functools.cache, and there inside "
-            "tf.init_scope()"
-        )
-    report[name or hook] = [f"fails{place}: {reason}"]
+    problem = f"fails{place}: {describe_error(error)}"
+    advice = [text for pattern, text in ADVICE.items() if re.search(pattern, problem)]
+    report[name or hook] = ["; ".join([problem, *advice])]

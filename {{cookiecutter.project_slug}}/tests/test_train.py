@@ -269,11 +269,18 @@ def is_same(value, other):
 
 def compare_logs(run_dir, expected_dir, are_equal):
     """Return the values that differ between two logs, each as (line, name, expected value)."""
+    lines = read_log(run_dir)
+    expected_lines = read_log(expected_dir)
     differences = []
-    for line, expected in zip(read_log(run_dir), read_log(expected_dir), strict=True):
+    for line, expected in zip(lines, expected_lines, strict=False):
         for name in line:
             if not are_equal(line[name], expected[name]):
                 differences.append((line, name, expected[name]))
+    if not differences and len(lines) != len(expected_lines):
+        fail(
+            f"end_epoch: the run stopped at step {lines[-1]['step']} instead of "
+            f"{expected_lines[-1]['step']}, although the lines of both logs agree until then"
+        )
     return differences
 
 

@@ -53,7 +53,7 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Dense(10, dtype="float32"),  # float32 in mixed precision too
             ]
         )
-        optimizer = Adam(config.learning_rate)  # from section 6, or any Keras optimizer
+        optimizer = Adam(config.learning_rate)  # from section 6; or Keras's, except MultiOptimizer
     return model, optimizer
 
 

@@ -50,7 +50,7 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Rescaling(100.0, dtype="float32"),  # the progress is 152 on average
             ]
         )
-        optimizer = Adam(config.learning_rate)  # from section 6, or any Keras optimizer
+        optimizer = Adam(config.learning_rate)  # from section 6; or Keras's, except MultiOptimizer
     return model, optimizer
 
 

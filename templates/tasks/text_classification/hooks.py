@@ -104,7 +104,7 @@ def create_model_and_optimizer(strategy):
         pooled = keras.layers.Dropout(0.1)(backbone.output["pooled_output"])
         logits = keras.layers.Dense(26, dtype="float32")(pooled)  # float32 in mixed precision too
         model = keras.Model(backbone.input, logits)
-        optimizer = Adam(config.learning_rate, weight_decay=0.01)  # or any Keras optimizer
+        optimizer = Adam(config.learning_rate, weight_decay=0.01)  # or Keras's, not MultiOptimizer
         # BERT was trained without weight decay of biases and LayerNormalization.
         optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return model, optimizer

@@ -57,14 +57,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorF
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
-stderr = os.dup(2)
+stderr_copy = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 try:
     import keras
     import numpy as np
     import tensorflow as tf
 finally:
-    os.dup2(stderr, 2)
+    os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
 
 # 2. Globals: assigned in `main`, read by hooks and steps ------------------------------------------
@@ -202,7 +202,7 @@ class State:
     skipped: int = 0  # steps whose batches were left out by recoveries
     micro_batch: tuple = (0, 1)  # index of the part of a batch being traced, number of parts
     snapshot: dict = dataclasses.field(default_factory=dict)  # after the last loop, in host memory
-    saved_step: int = 0  # of the last checkpoint that was written, or from which the run resumed
+    saved_step: int = 0  # step of the newest checkpoint that was written or restored
     pending_write: concurrent.futures.Future | None = None  # a checkpoint
     is_profiling: bool = False
     scratch: str = ""  # a folder that is removed with the process
@@ -262,8 +262,8 @@ def preprocess(batch, seeds, training):
     function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
-    tf.data, it would be lost. If a result's static batch size is None, set it by tf.ensure_shape:
-    the graph of a step gets smaller.
+    tf.data, it would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
+    by tf.ensure_shape: the graph of a step gets smaller.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -278,9 +278,10 @@ def preprocess(batch, seeds, training):
 def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
-    A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
-    inside `strategy.scope()`, which places them on the devices. Create initializers here, too:
-    --seed has no effect on those that exist before. For model.keras, your own classes need
+    A model that is not trained, such as a teacher, has None as its optimizer. The models of a tuple
+    share no layers: to export a part of a model, edit `create_serving_function`. Create all
+    variables inside `strategy.scope()`, which places them on the devices. Create initializers here,
+    too: --seed has no effect on those that exist before. For model.keras, your own classes need
     @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables.
     """
     with strategy.scope():
@@ -296,7 +297,7 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Dense(10, dtype="float32"),  # float32 in mixed precision too
             ]
         )
-        optimizer = Adam(config.learning_rate)  # from section 6, or any Keras optimizer
+        optimizer = Adam(config.learning_rate)  # from section 6; or Keras's, except MultiOptimizer
     return model, optimizer
 
 
@@ -392,7 +393,9 @@ def create_serving_function(models, example):
 
 
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. A metric of
+    # tokens or pixels, or a Keras mask, needs a weight for each of them:
+    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
@@ -400,9 +403,11 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 def compute_gradients(batch):
     """Return one replica's share of the loss, [], and the gradients. Update the metrics.
 
-    --jit-compile compiles this function, so keep its name and argument.
+    Compute all gradients of a step here, and keep the name and the argument: --jit-compile compiles
+    this function, and --accumulation-steps of the complete script splits its batch.
     """
-    # TODO(you): with several models, use a tape for each and return a tuple of their gradients.
+    # TODO(you): with several models, return a tuple of their gradients. Use a tape for each, or a
+    # persistent one.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
@@ -417,7 +422,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with a replica's batch. Return its sums of losses and sample weights."""
+    """Update the model with a replica's batch. Return its sums of losses and weights, [] each."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
@@ -479,9 +484,9 @@ def run_steps(distributed_step, iterator, steps):
     waited = tf.zeros([], "float64")
     # A step updates the weights of the first layers last: they get their gradients last.
     trained_model = next(each for each, its_optimizer in pair_optimizers() if its_optimizer)
-    first_weights = trained_model.trainable_variables[0].value
+    first_layer_weights = trained_model.trainable_variables[0].value
     for _ in tf.range(steps):
-        step_ended_at = read_clock([tf.convert_to_tensor(first_weights)])
+        step_ended_at = read_clock([tf.convert_to_tensor(first_layer_weights)])
         batch = next_batch(iterator)
         # All parts of a batch arrive at once. The sample weights are never None.
         batch_arrived_at = read_clock(tf.nest.flatten(batch[-1], expand_composites=True))
@@ -489,15 +494,15 @@ def run_steps(distributed_step, iterator, steps):
         sums = strategy.run(add, args=(sums, distributed_step(batch)))
     loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))
     # A GPU may still be at work: wait for the last update.
-    with tf.control_dependencies([tf.convert_to_tensor(first_weights)]):
+    with tf.control_dependencies([tf.convert_to_tensor(first_layer_weights)]):
         return tf.math.divide_no_nan(loss_sum, weight_sum), waited
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
     """Return the mean loss and the metrics of some steps, and the seconds waited for data."""
     if config.deterministic:
-        # Enabled before the input pipelines are created, this would make them serial, because they
-        # read variables. Nothing writes to these variables, so they are deterministic in parallel.
+        # Enabled earlier, this would make the input pipelines serial, because they read variables.
+        # Nothing writes these variables, so parallel pipelines are deterministic too.
         tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()
@@ -621,7 +626,7 @@ def raise_wrong_input(message):
 def check_steps():
     """Raise WrongInput if a flag names a step after the last one."""
     for flag_name, step in (
-        ("warmup-steps", config.warmup_steps or 0),
+        ("warmup-steps", config.warmup_steps),
         ("profile", config.profile[1]),
     ):
         if step > config.last_step:
@@ -684,13 +689,15 @@ def end_process(error):
         # The main thread may raise errors while its files disappear.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         shutil.rmtree(state.scratch, ignore_errors=True)
-        sys.stdout.flush()
     finally:
         os._exit(code)  # Python's own shutdown would wait for the other workers
 
 
 def read_tf_config():
-    """Return the addresses of all workers, the chief's first, and set this worker's index."""
+    """Return the addresses of all workers, the chief's first, and set this worker's index.
+
+    Raise WrongInput for a wrong TF_CONFIG.
+    """
     if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
         return ["localhost"]
@@ -750,7 +757,9 @@ def wait_for_workers(addresses):
         left = (config.timeout or 600) - waited
         names = " and ".join(f"worker {i} at {address}" for i, address in missing.items())
         if left < 0:
-            raise RunInterrupted(f"no connection to {names}; start all workers again")
+            raise RunInterrupted(
+                f"no connection to {names} within --timeout; start all workers again"
+            )
         if waited > next_message:  # on each worker, not only on the chief
             next_message += 60
             print(f"waiting for {names}, {left:.0f} s left")
@@ -795,7 +804,8 @@ def broadcast(value, source=0):
     content = pickle.dumps(value) if config.worker_index == source else b""
     size = sum_over_workers(math.ceil(len(content) / 4))
     numbers = np.frombuffer(content.ljust(4 * size, b"\0"), np.int32)
-    pieces = np.split(numbers, range(1 << 24, size, 1 << 24))  # a message has at most 2 GiB
+    # A message has at most 2 GiB. These have 128 MiB.
+    pieces = np.split(numbers, range(1 << 24, size, 1 << 24))
     received = [np.int32(sum_over_workers(piece)).tobytes() for piece in pieces]
     return pickle.loads(b"".join(received))
 
@@ -803,13 +813,14 @@ def broadcast(value, source=0):
 def run_on_chief(function, *arguments):
     """Return on all workers what a function returns on the chief, or raise what it raises.
 
-    The other workers need no access to the run directory.
+    An error of another type ends the chief, so the others report that it has failed. The
+    other workers need no access to the run directory.
     """
     value = error = None
     if config.worker_index == 0:
         try:
             value = function(*arguments)
-        except (WrongInput, RunFailed, RunFinished, OSError) as raised:
+        except (WrongInput, RunFinished, OSError) as raised:
             error = raised
     value, error = broadcast((value, error))
     if error:
@@ -964,7 +975,10 @@ def print_start(checkpoint):
 
 
 def load_datasets():
-    """Return (examples, size) of each split, and set `config.steps_per_epoch`."""
+    """Return (examples, size) by split. Set `config.train_data`, `steps_per_epoch` and `last_step`.
+
+    Raise WrongInput if a split is empty, or if a batch is larger than the training split.
+    """
     datasets = list(create_datasets())
     loaded = {}
     for split in ("train", "validation", "test"):
@@ -995,7 +1009,7 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if size <= 0:
         raise WrongInput(
-            f"create_datasets: {split} is empty or of unknown size; use Dataset.assert_cardinality"
+            f"create_datasets: {split} has no examples, or unknown number; use assert_cardinality"
         )
     stacks = None
     with tf.device("CPU:0"):
@@ -1047,7 +1061,7 @@ def create_input(examples, size, training, first_step=0):
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
             # In evaluation the epoch is 0: each validation draws the same random numbers.
-            places = tf.stack(
+            places = tf.stack(  # [steps × global batch, 3]
                 [tf.fill(position.shape, epoch if training else 0), position, index], axis=1
             )
             return tf.data.Dataset.from_tensor_slices(
@@ -1056,7 +1070,7 @@ def create_input(examples, size, training, first_step=0):
 
         places = tf.data.Dataset.counter(first_step // steps, dtype="int32").flat_map(list_places)
         places = places.shard(context.num_input_pipelines, context.input_pipeline_id)
-        places = places.skip(first_step % steps).unbatch()
+        places = places.skip(first_step % steps).unbatch()  # now an element is [batch, 3]
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
         # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
@@ -1076,7 +1090,11 @@ def create_input(examples, size, training, first_step=0):
 
 
 def create_batch(examples, size, training, places):
-    """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
+    """Return (features, labels, weight) of places, [batch, 3] int32: epoch, position, index.
+
+    Labels may be None. `weight`, [batch] float32, is 0 for the examples that fill up the last batch
+    of an evaluation.
+    """
     epoch, position, index = tf.unstack(places, axis=1)
     # All examples of a batch are of one epoch.
     key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
@@ -1249,7 +1267,7 @@ def clip_gradients(optimizer, gradients):
 
 
 def share_overflow(gradients):
-    """Make all replicas skip the update if float16 overflows on one of them."""
+    """Return the gradients, or NaN on all replicas if float16 overflows on one: no update."""
     context = tf.distribute.get_replica_context()
     norm = tf.linalg.global_norm(gradients)  # not finite if one of the gradients isn't
     is_finite = tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, norm))
@@ -1284,11 +1302,14 @@ def list_variables(parts):
     return [variable for part in tf.nest.flatten(parts) if part for variable in part.variables]
 
 
-writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)  # writes checkpoints
+# After each loop, `take_snapshot` copies the run to host memory. When a checkpoint is due, `save`
+# has this thread write the snapshot, while training continues. Before an interrupted process exits,
+# `save_snapshot` writes the last snapshot.
+writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)
 
 
 def get_variables():
-    """Return all variables that training changes, by position: two layers may have one name."""
+    """Return lists of the variables that training changes. Two layers may have one name."""
     return {
         "model": [variable.value for variable in list_variables(model)],
         "optimizer": [variable.value for variable in list_variables(optimizer)],
@@ -1355,7 +1376,7 @@ def write_checkpoints(last, best=None):
 
 
 def write_checkpoint(kind, content, max_to_keep):
-    """Write a checkpoint. Remove older ones and what killed processes have left unfinished."""
+    """Write a checkpoint. Remove unfinished, later and older ones."""
     with tf.device("CPU:0"):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
     step = int(content["step"])
@@ -1419,15 +1440,17 @@ def find_checkpoint(kind):
     """Return the newest checkpoint, or None if the run has never saved one.
 
     If the best checkpoint is corrupt, the run resumes from its step or before, and makes it again.
+    Raise WrongInput if no checkpoint of the run can be used.
     """
+    may_resume = config.mode == "train" and kind == "last"
     steps = list_checkpoints(kind)
-    if kind == "last":
+    if may_resume:
         best_steps = list_checkpoints("best")
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
     folder = run_path(f"checkpoints/{kind}")
-    is_new_run = config.mode == "train" and kind == "last" and not (folder / "checkpoint").exists()
+    is_new_run = may_resume and not (folder / "checkpoint").exists()
     if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
@@ -1513,6 +1536,7 @@ def draw_part(draw, shape, **options):
     share = tf.where(shape[0] % batch_size == 0, own_share, 0)
     size = tf.reduce_prod(tf.cast(shape, "int64"))
     first = tf.cast(share, "int64") * size
+    # A counter has four numbers: start at the one with the first number, and cut off its others.
     options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
@@ -1547,9 +1571,10 @@ class ThreadLosses(threading.local, collections.UserList):
 def prepare_layers_for_replicas():
     """Separate the losses of replicas, and have each BatchNormalization use the global batch.
 
-    Print the number of these BatchNormalizations. Their default, also in keras.applications, are
-    the statistics of a replica's own batch. Then the replicas' moving averages differ, and a
-    checkpoint contains only the first replica's. Frozen ones use no statistics of a batch.
+    Print the number of these BatchNormalizations. By default, also in
+    keras.applications, each replica uses the statistics of its own batch. Then moving averages
+    differ between replicas, and a checkpoint contains only the first replica's. Frozen layers use
+    no statistics of a batch.
     """
     count = 0
     for each in tf.nest.flatten(model):
@@ -1590,7 +1615,10 @@ def read_weights(path):
 
 
 def load_initial_weights(path):
-    """Load the weights whose name and shape agree with the model's, and list the others."""
+    """Load the weights whose name and shape agree with the model's, and print the other names.
+
+    Raise WrongInput if none agrees.
+    """
     weights = [weight for each in tf.nest.flatten(model) for weight in each.weights]
     outer = f"{tf.nest.flatten(model)[0].name}/"  # Keras leaves it out when it loads a Sequential
     pairs = run_on_chief(read_weights, path)
@@ -1621,6 +1649,7 @@ def read_initial_adapted():
         path = Path(config.init_checkpoint)
         for folder in (path, *path.parents):  # the run, or a file in checkpoints/best/
             if (folder / "adapted.json").exists():
+                # `run_path` returns an absolute path as it is.
                 return read_object(folder.absolute() / "adapted.json")
     return {}
 
@@ -1658,13 +1687,13 @@ def write_file(name, text):
 
 
 def read_object(name):
-    """Return the JSON object in a file of the run, as a dict."""
+    """Return the JSON object in a file of the run, as a dict. Raise WrongInput if that fails."""
     path = run_path(name)
     try:
         return {**json.loads(path.read_text("utf-8"))}
     except Exception as error:
         # OSError, TypeError for another JSON value, or ValueError for no JSON.
-        raise WrongInput(f"{path} is corrupt ({error}); use another --run-dir") from error
+        raise WrongInput(f"{path} can't be read ({error}); mend it, or use another run") from error
 
 
 def is_valid_log_line(line):
@@ -1723,7 +1752,7 @@ def create_summary_writer(split):
     return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")
 
 
-# Settings that a run keeps.
+# Settings that a resumed run must not change.
 FIXED_SETTINGS = """
     seed global_batch_size learning_rate train_data
     schedule clip_norm ema_momentum warmup_steps precision init_checkpoint
@@ -1797,14 +1826,14 @@ def check_end(last_line, before):
             f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
         )
     # The end depends on these flags. The config.json of an essential script has only the first.
-    earlier = {**dataclasses.asdict(Config()), **before}
     is_same_end = all(
-        earlier[name] == getattr(config, name) for name in ("epochs", "patience", "export")
+        before.get(name, getattr(Config, name)) == getattr(config, name)
+        for name in ("epochs", "patience", "export")
     )
     if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
-            "with a constant --schedule, more --epochs would continue it"
+            "more --epochs would continue it, unless its schedule or warm-up depends on them"
         )
 
 
@@ -1856,7 +1885,7 @@ def read_or_adapt(checkpoint):
 
 
 def initialize_run_dir():
-    """Write the files with which a run starts or resumes."""
+    """Cut the log at the step, write the run's files, and delete export/."""
     kept = [json.dumps(line) + "\n" for line in read_log() if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
@@ -1912,11 +1941,11 @@ def export(folder, examples):
 
 @contextlib.contextmanager
 def report_export_errors(form):
-    """Print why a model can't be written in a form, and continue: the run is not affected."""
+    """Print why a model can't be written in a form, and continue, unless the disk is full."""
     try:
         yield
     except Exception as error:  # hooks can raise any type
-        if "No space left on device" in str(error):
+        if re.search("No space left|quota exceeded", str(error)):
             raise
         print_status(f"export: the model can't be written as {form}: {get_reason(error)}")
 
@@ -1944,8 +1973,8 @@ def check_optimizers():
         for option in options:
             if getattr(each, option, None):
                 raise WrongInput(
-                    f"create_model_and_optimizer: {type(each).__name__} with {option} is for "
-                    "one replica; use --clip-norm, --accumulation-steps or --ema-momentum"
+                    f"create_model_and_optimizer: {type(each).__name__} with {option} is for one "
+                    "replica; use --clip-norm, --accumulation-steps, --ema-momentum or --precision"
                 )
 
 
@@ -2108,14 +2137,20 @@ def recover(first_step):
 
 
 def finish_epoch(validation_set, trained):
-    """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
+    """Validate, save and log. Stop the run if `end_epoch` returns True, or after --patience epochs.
+
+    Raise RunFailed if the loss or the score is not finite.
+    """
     swap_ema_weights()
     validated = validate(*validation_set)
     best = {**state.snapshot, **copy_variables()[0]}  # the model with its EMA
     del best["optimizer"]
     swap_ema_weights()
     if not math.isfinite(validated["loss"] + score(validated)):
-        raise RunFailed(f"the validation loss or score is not finite at step {state.step}")
+        raise RunFailed(
+            f"the validation loss or score is not finite at step {state.step}; in another "
+            "--run-dir, try a lower --learning-rate"
+        )
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
@@ -2210,12 +2245,13 @@ def explain_error(error):
     text = str(error)
     if hasattr(error, "exit_code"):
         return error
-    if "No space left on device" in text:
+    if re.search("No space left|quota exceeded", text):
         return RunFailed(
-            f"the disk of {run_path().resolve()} or of {state.scratch} is full; make room and "
-            "start the same command again"
+            f"the disk of {run_path().resolve()} or of {state.scratch} is full, or its quota is "
+            "used up; make room and start the same command again"
         )
-    if config.jit_compile and "XLA" in text:
+    # If a GPU's memory is used up, a report of it has an "XLA Label" for each buffer.
+    if config.jit_compile and re.search("XLA(?! Label)", text):
         operations = re.findall(r"(\w+) \(No registered", text)
         return WrongInput(
             f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; "
@@ -2234,7 +2270,7 @@ def explain_error(error):
             "TF_CONFIG: TensorFlow can't listen at this worker's address; use a free port"
         )
     if is_in_run_dir(error):
-        return WrongInput(f"--run-dir {config.run_dir}: {text}; use another folder")
+        return WrongInput(f"--run-dir {config.run_dir}: {text}; mend it, or use another folder")
     return error
 
 
@@ -2285,6 +2321,7 @@ def report_error(error):
     if isinstance(error, RunFinished):
         print_status(str(error))
     else:
+        # `split` removes line breaks.
         print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
     return error.exit_code
 
@@ -2327,7 +2364,7 @@ def main(argv=None):
     train_set = create_input(*datasets["train"], training=True, first_step=first_step)
     train_epochs(train_set, validation_set)
 
-    # 6. Test the best checkpoint.
+    # 6. Test the checkpoint to export.
     test_best_checkpoint(test_set)
 
     # 7. Export it.

@@ -52,14 +52,14 @@ os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(1 + os.cpu_count()))
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
-stderr = os.dup(2)
+stderr_copy = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 try:
     import keras
     import numpy as np
     import tensorflow as tf
 finally:
-    os.dup2(stderr, 2)
+    os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
 
 # 2. Globals: assigned in `main`, read by hooks and steps ------------------------------------------
@@ -129,7 +129,7 @@ coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None  # None 
 
 @dataclasses.dataclass
 class State:
-    """What changes during the run. Checkpoints contain it."""
+    """What changes during the run. Checkpoints contain `step` and `history`."""
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
@@ -189,8 +189,8 @@ def preprocess(batch, seeds, training):
     function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
-    tf.data, it would be lost. If a result's static batch size is None, set it by tf.ensure_shape:
-    the graph of a step gets smaller.
+    tf.data, it would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
+    by tf.ensure_shape: the graph of a step gets smaller.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -205,9 +205,10 @@ def preprocess(batch, seeds, training):
 def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
-    A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
-    inside `strategy.scope()`, which places them on the devices. Create initializers here, too:
-    --seed has no effect on those that exist before. For model.keras, your own classes need
+    A model that is not trained, such as a teacher, has None as its optimizer. The models of a tuple
+    share no layers: to export a part of a model, edit `create_serving_function`. Create all
+    variables inside `strategy.scope()`, which places them on the devices. Create initializers here,
+    too: --seed has no effect on those that exist before. For model.keras, your own classes need
     @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables.
     """
     with strategy.scope():
@@ -223,7 +224,7 @@ def create_model_and_optimizer(strategy):
                 keras.layers.Dense(10, dtype="float32"),  # float32 in mixed precision too
             ]
         )
-        optimizer = Adam(config.learning_rate)  # from section 6, or any Keras optimizer
+        optimizer = Adam(config.learning_rate)  # from section 6; or Keras's, except MultiOptimizer
     return model, optimizer
 
 
@@ -319,7 +320,9 @@ def create_serving_function(models, example):
 
 
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. A metric of
+    # tokens or pixels, or a Keras mask, needs a weight for each of them:
+    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
@@ -329,7 +332,8 @@ def compute_gradients(batch):
 
     --jit-compile compiles this function, so keep its name and argument.
     """
-    # TODO(you): with several models, use a tape for each and return a tuple of their gradients.
+    # TODO(you): with several models, return a tuple of their gradients. Use a tape for each, or a
+    # persistent one.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
@@ -344,7 +348,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with a replica's batch. Return its sums of losses and sample weights."""
+    """Update the model with a replica's batch. Return its sums of losses and weights, [] each."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
@@ -682,11 +686,6 @@ def check_cluster(cluster):
                 raise ValueError(f"{address} is not host:port")
 
 
-def get_finished_file(job, index):
-    """Return the path of the file by which the chief notifies a task that the run is finished."""
-    return run_path(f"finished-{job}-{index}")
-
-
 def import_operations():
     """Import libraries with operations that `preprocess` uses, other than TensorFlow.
 
@@ -702,7 +701,7 @@ def serve(cluster, job, index):
     # On NFS, a task that looked for the folder too early can't see it for half a minute, unless the
     # task creates it, too.
     os.makedirs(run_path(), exist_ok=True)
-    finished_file = get_finished_file(job, index)
+    finished_file = run_path(f"finished-{job}-{index}")  # written at the end by `dismiss`
     finished_file.unlink(missing_ok=True)
     if job == "ps":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # it would take the memory of a worker's GPU
@@ -783,7 +782,7 @@ def dismiss_tasks():
 def dismiss(job, index):
     """Have a task write its file, which may be on its own disk."""
     with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
-        path = str(get_finished_file(job, index))
+        path = str(run_path(f"finished-{job}-{index}"))
         tf.io.write_file(path, "")
         tf.io.read_file(path).numpy()  # TensorFlow returns before a task has written
 
@@ -880,7 +879,10 @@ def check_shared_run_dir():
 
 
 def load_datasets():
-    """Return (examples, size) of each split, and set `config.steps_per_epoch`."""
+    """Return (examples, size) by split. Set `config.train_data`, `steps_per_epoch` and `last_step`.
+
+    Raise WrongInput if a split is empty, or if a batch is larger than the training split.
+    """
     datasets = zip(("train", "validation", "test"), create_datasets(), strict=True)
     loaded = {split: load_into_memory(dataset, split) for split, dataset in datasets}
     examples, size = loaded["train"]
@@ -904,7 +906,7 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if size <= 0:
         raise WrongInput(
-            f"create_datasets: {split} is empty or of unknown size; use Dataset.assert_cardinality"
+            f"create_datasets: {split} has no examples, or unknown number; use assert_cardinality"
         )
     with tf.device("CPU:0"):
         return tf.nest.map_structure(tf.Variable, dataset.batch(size).get_single_element()), size
@@ -965,7 +967,11 @@ def create_input(examples, size, training, first_step=0):
 
 
 def create_batch(examples, size, training, places):
-    """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
+    """Return (features, labels, weight) of places, [batch, 3] int32: epoch, position, index.
+
+    Labels may be None. `weight`, [batch] float32, is 0 for the examples that fill up the last batch
+    of an evaluation.
+    """
     epoch, position, index = tf.unstack(places, axis=1)
     # All examples of a batch are of one epoch.
     key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
@@ -1119,7 +1125,7 @@ def list_checkpoints(kind):
     """
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
-        for path in run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
+        for path in run_path(f"checkpoints/{kind}").glob("ckpt-*[0-9].index")
         if path.read_bytes().endswith(END_OF_INDEX)
     )
 
@@ -1135,7 +1141,7 @@ def find_checkpoint(kind):
     # The file is TensorFlow's list of checkpoints: with it, one was complete before.
     if kind == "best" or run_path("checkpoints/last/checkpoint").exists():
         raise WrongInput(
-            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; use another --run-dir"
+            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train, or use another"
         )
     return None
 
@@ -1150,6 +1156,7 @@ def restore(kind, path):
                 raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
     except Exception as error:
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
+        os.stat(f"{path}.index")  # raises FileNotFoundError if the chief has removed it meanwhile
         reason = str(error).partition("\n")[0]
         raise WrongInput(
             f"{path} is corrupt, or of a model before an edit ({reason}). If it is corrupt, "
@@ -1184,13 +1191,16 @@ def parse_object(text):
 
 
 def read_file(name, parse):
-    """Return what `parse` makes of the text of a file of the run."""
+    """Return what `parse` makes of the text of a file of the run.
+
+    Raise WrongInput if the file can't be read or parsed.
+    """
     path = run_path(name)
     try:
         return parse(path.read_text("utf-8"))
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
-        raise WrongInput(f"{path} is corrupt ({error}); use another --run-dir") from error
+        raise WrongInput(f"{path} can't be read ({error}); mend it, or use another run") from error
 
 
 def is_kept_on_resume(line, step):
@@ -1242,7 +1252,8 @@ def create_summary_writer(split):
     return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")
 
 
-# Settings that a run keeps. Some are flags of the complete script, which may have started the run.
+# Settings that a resumed run must not change. Some are flags of the complete script, which may have
+# started the run.
 FIXED_SETTINGS = """
     seed global_batch_size learning_rate train_data
     schedule clip_norm ema_momentum warmup_steps precision
@@ -1282,8 +1293,10 @@ def check_run(names):
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
+    if config.mode != "train":
+        return
     lines = read_file("metrics.jsonl", parse_log)
-    if not lines or config.mode != "train":
+    if not lines:
         return
     last_line = lines[-1]
     is_tested = last_line["split"] == "test" and last_line["step"] >= config.last_step
@@ -1303,14 +1316,15 @@ def load_adapted(train_split, checkpoint):
 
 
 def initialize_run_dir():
-    """Write the files with which a run starts or resumes."""
+    """Cut the log at the step, write config.json and train.py, and delete leftovers."""
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
     kept = [json.dumps(line) + "\n" for line in lines if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # Kills leave temporary folders. If somebody has deleted checkpoints/last, the run starts again,
-    # and must not test the best checkpoint of the run before. Other folders are not the script's.
+    # A resumed run deletes the temporary folders of killed processes. A new run deletes
+    # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
+    # must not be tested.
     leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "[bl][ea]st")
     for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -1518,7 +1532,7 @@ def report_error(error):
         error = RunInterrupted("a parameter server failed; start all tasks again")
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
-        error = WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder")
+        error = WrongInput(f"--run-dir {config.run_dir}: {error}; mend it, or use another folder")
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
         return 1

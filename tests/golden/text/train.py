@@ -47,14 +47,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorF
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
-stderr = os.dup(2)
+stderr_copy = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 try:
     import keras
     import numpy as np
     import tensorflow as tf
 finally:
-    os.dup2(stderr, 2)
+    os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
 
 # 2. Globals: assigned in `main`, read by hooks and steps ------------------------------------------
@@ -137,7 +137,7 @@ config = Config()
 
 @dataclasses.dataclass
 class State:
-    """What changes during the run. Checkpoints contain it."""
+    """What changes during the run. Checkpoints contain `step` and `history`."""
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
@@ -242,8 +242,8 @@ def preprocess(batch, seeds, training):
     function of --seed, of the epoch, and of the example's place in the order of the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
-    tf.data, it would be lost. If a result's static batch size is None, set it by tf.ensure_shape:
-    the graph of a step gets smaller.
+    tf.data, it would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
+    by tf.ensure_shape: the graph of a step gets smaller.
     """
     # TODO(you): clean up, augment. For an operation on single examples use tf.map_fn.
     texts, labels = batch
@@ -260,9 +260,10 @@ def preprocess(batch, seeds, training):
 def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
-    A model that is not trained, such as a teacher, has None as its optimizer. Create all variables
-    inside `strategy.scope()`, which places them on the devices. Create initializers here, too:
-    --seed has no effect on those that exist before. For model.keras, your own classes need
+    A model that is not trained, such as a teacher, has None as its optimizer. The models of a tuple
+    share no layers: to export a part of a model, edit `create_serving_function`. Create all
+    variables inside `strategy.scope()`, which places them on the devices. Create initializers here,
+    too: --seed has no effect on those that exist before. For model.keras, your own classes need
     @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables.
     """
     import keras_hub
@@ -283,7 +284,7 @@ def create_model_and_optimizer(strategy):
         pooled = keras.layers.Dropout(0.1)(backbone.output["pooled_output"])
         logits = keras.layers.Dense(26, dtype="float32")(pooled)  # float32 in mixed precision too
         model = keras.Model(backbone.input, logits)
-        optimizer = Adam(config.learning_rate, weight_decay=0.01)  # or any Keras optimizer
+        optimizer = Adam(config.learning_rate, weight_decay=0.01)  # or Keras's, not MultiOptimizer
         # BERT was trained without weight decay of biases and LayerNormalization.
         optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return model, optimizer
@@ -381,7 +382,9 @@ def create_serving_function(models, example):
 
 
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. A metric of
+    # tokens or pixels, or a Keras mask, needs a weight for each of them:
+    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
@@ -389,9 +392,11 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 def compute_gradients(batch):
     """Return one replica's share of the loss, [], and the gradients. Update the metrics.
 
-    --jit-compile compiles this function, so keep its name and argument.
+    Compute all gradients of a step here, and keep the name and the argument: --jit-compile compiles
+    this function, and --accumulation-steps of the complete script splits its batch.
     """
-    # TODO(you): with several models, use a tape for each and return a tuple of their gradients.
+    # TODO(you): with several models, return a tuple of their gradients. Use a tape for each, or a
+    # persistent one.
     features, labels, sample_weight = batch
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
@@ -406,7 +411,7 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with a replica's batch. Return its sums of losses and sample weights."""
+    """Update the model with a replica's batch. Return its sums of losses and weights, [] each."""
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
@@ -474,8 +479,8 @@ def run_steps(distributed_step, iterator, steps):
 def run_loop(distributed_step, metrics, iterator, steps):
     """Return the mean loss and the metrics of some steps."""
     if config.deterministic:
-        # Enabled before the input pipelines are created, this would make them serial, because they
-        # read variables. Nothing writes to these variables, so they are deterministic in parallel.
+        # Enabled earlier, this would make the input pipelines serial, because they read variables.
+        # Nothing writes these variables, so parallel pipelines are deterministic too.
         tf.config.experimental.enable_op_determinism()
     for metric in metrics:
         metric.reset_state()
@@ -578,8 +583,8 @@ def raise_wrong_input(message):
     raise WrongInput(message)
 
 
-# Received in training or validation, and handled when a training loop ends. Those that come in the
-# last validation are ignored: the run is tested and exported as usual.
+# SIGINT or SIGTERM, received in training or validation. The end of the next training loop handles
+# them. In the last validation they are ignored: the run is tested and exported as usual.
 signals: list = []
 
 
@@ -589,7 +594,7 @@ def exit_on_signals():
 
 
 def read_tf_config():
-    """Set the number of workers and this worker's index."""
+    """Set the number of workers and this worker's index. Raise WrongInput for a wrong TF_CONFIG."""
     if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
         return
@@ -733,7 +738,10 @@ def print_start(checkpoint):
 
 
 def load_datasets():
-    """Return (examples, size) of each split, and set `config.steps_per_epoch`."""
+    """Return (examples, size) by split. Set `config.train_data`, `steps_per_epoch` and `last_step`.
+
+    Raise WrongInput if a split is empty, or if a batch is larger than the training split.
+    """
     datasets = zip(("train", "validation", "test"), create_datasets(), strict=True)
     loaded = {split: load_into_memory(dataset, split) for split, dataset in datasets}
     examples, size = loaded["train"]
@@ -757,7 +765,7 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if size <= 0:
         raise WrongInput(
-            f"create_datasets: {split} is empty or of unknown size; use Dataset.assert_cardinality"
+            f"create_datasets: {split} has no examples, or unknown number; use assert_cardinality"
         )
     with tf.device("CPU:0"):
         return tf.nest.map_structure(tf.Variable, dataset.batch(size).get_single_element()), size
@@ -800,7 +808,7 @@ def create_input(examples, size, training, first_step=0):
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
             # In evaluation the epoch is 0: each validation draws the same random numbers.
-            places = tf.stack(
+            places = tf.stack(  # [steps × global batch, 3]
                 [tf.fill(position.shape, epoch if training else 0), position, index], axis=1
             )
             return tf.data.Dataset.from_tensor_slices(
@@ -809,7 +817,7 @@ def create_input(examples, size, training, first_step=0):
 
         places = tf.data.Dataset.counter(first_step // steps, dtype="int32").flat_map(list_places)
         places = places.shard(context.num_input_pipelines, context.input_pipeline_id)
-        places = places.skip(first_step % steps).unbatch()
+        places = places.skip(first_step % steps).unbatch()  # now an element is [batch, 3]
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
         # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
@@ -829,7 +837,11 @@ def create_input(examples, size, training, first_step=0):
 
 
 def create_batch(examples, size, training, places):
-    """Return (features, labels, sample_weight) of places, [batch, 3]: epoch, position, index."""
+    """Return (features, labels, weight) of places, [batch, 3] int32: epoch, position, index.
+
+    Labels may be None. `weight`, [batch] float32, is 0 for the examples that fill up the last batch
+    of an evaluation.
+    """
     epoch, position, index = tf.unstack(places, axis=1)
     # All examples of a batch are of one epoch.
     key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
@@ -999,7 +1011,7 @@ def list_checkpoints(kind):
     """
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
-        for path in run_path(f"checkpoints/{kind}").glob("ckpt-*.index")
+        for path in run_path(f"checkpoints/{kind}").glob("ckpt-*[0-9].index")
         if path.read_bytes().endswith(END_OF_INDEX)
     )
 
@@ -1015,7 +1027,7 @@ def find_checkpoint(kind):
     # The file is TensorFlow's list of checkpoints: with it, one was complete before.
     if kind == "best" or run_path("checkpoints/last/checkpoint").exists():
         raise WrongInput(
-            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; use another --run-dir"
+            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train, or use another"
         )
     return None
 
@@ -1079,6 +1091,7 @@ def draw_part(draw, shape, **options):
     share = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
     size = tf.reduce_prod(tf.cast(shape, "int64"))
     first = tf.cast(share, "int64") * size
+    # A counter has four numbers: start at the one with the first number, and cut off its others.
     options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
@@ -1096,9 +1109,10 @@ class ThreadLosses(threading.local, collections.UserList):
 def prepare_layers_for_replicas():
     """Separate the losses of replicas, and have each BatchNormalization use the global batch.
 
-    Print the number of these BatchNormalizations. Their default, also in keras.applications, are
-    the statistics of a replica's own batch. Then the replicas' moving averages differ, and a
-    checkpoint contains only the first replica's. Frozen ones use no statistics of a batch.
+    Print the number of these BatchNormalizations. By default, also in
+    keras.applications, each replica uses the statistics of its own batch. Then moving averages
+    differ between replicas, and a checkpoint contains only the first replica's. Frozen layers use
+    no statistics of a batch.
     """
     count = 0
     for each in tf.nest.flatten(model):
@@ -1131,13 +1145,16 @@ def parse_object(text):
 
 
 def read_file(name, parse):
-    """Return what `parse` makes of the text of a file of the run."""
+    """Return what `parse` makes of the text of a file of the run.
+
+    Raise WrongInput if the file can't be read or parsed.
+    """
     path = run_path(name)
     try:
         return parse(path.read_text("utf-8"))
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
-        raise WrongInput(f"{path} is corrupt ({error}); use another --run-dir") from error
+        raise WrongInput(f"{path} can't be read ({error}); mend it, or use another run") from error
 
 
 def is_kept_on_resume(line, step):
@@ -1191,7 +1208,8 @@ def create_summary_writer(split):
     return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")
 
 
-# Settings that a run keeps. Some are flags of the complete script, which may have started the run.
+# Settings that a resumed run must not change. Some are flags of the complete script, which may have
+# started the run.
 FIXED_SETTINGS = """
     seed global_batch_size learning_rate train_data
     schedule clip_norm ema_momentum warmup_steps precision
@@ -1256,7 +1274,10 @@ def load_adapted(train_split, checkpoint):
 
 
 def initialize_run_dir():
-    """Write the files with which a run starts or resumes."""
+    """Cut the log at the step, write config.json and train.py, and delete leftovers.
+
+    Raise WrongInput if workers have restored different steps.
+    """
     check_shared(state.step)
     if config.worker_index > 0:
         return
@@ -1265,8 +1286,9 @@ def initialize_run_dir():
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # Kills leave temporary folders. If somebody has deleted checkpoints/last, the run starts again,
-    # and must not test the best checkpoint of the run before. Other folders are not the script's.
+    # A resumed run deletes the temporary folders of killed processes. A new run deletes
+    # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
+    # must not be tested.
     leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "[bl][ea]st")
     for leftover in (run_path("export"), *leftovers):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -1469,10 +1491,11 @@ def report_error(error):
         error = RunInterrupted("a worker failed; start all workers again")
     # Other files are read by hooks: their errors keep the traceback.
     if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
-        error = WrongInput(f"--run-dir {config.run_dir}: {error}; use another folder")
+        error = WrongInput(f"--run-dir {config.run_dir}: {error}; mend it, or use another folder")
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
         return 1
+    # `split` removes line breaks.
     print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
     return error.exit_code
 
