@@ -479,22 +479,25 @@ def test_server_failures_are_recognized(error, expected, server_script):
     assert query("conditions.is_server_failure", server_script, error) is expected
 
 
-# The chief removes a checkpoint while the evaluator looks for a newer one than the first.
-REMOVED_ONCE = """
+# The chief removes a checkpoint while the evaluator looks for a newer one than the first, and another
+# one before the evaluator restores it.
+REMOVED_TWICE = """
 removed = []
 
 @wraps_original
 def find_checkpoint(original, kind):
-    if config.mode == "continuous_evaluate" and state.step and not removed:
-        removed.append(kind)
+    if config.mode != "continuous_evaluate" or not state.step or len(removed) == 2:
+        return original(kind)
+    removed.append(kind)
+    if len(removed) == 1:
         raise FileNotFoundError
-    return original(kind)
+    return run_path("checkpoints/last/ckpt-1")
 """
 
 
 @pytest.mark.long
 def test_digits_are_learned_and_an_evaluator_follows(cluster):
-    tasks = cluster(REMOVED_ONCE, tasks=(*TASKS, ("evaluator", 0)))
+    tasks = cluster(REMOVED_TWICE, tasks=(*TASKS, ("evaluator", 0)))
     outcomes = tasks.start().finish()
     assert_codes(outcomes, 0)
     test_line = read_metrics(tasks.run_dir)[-1]

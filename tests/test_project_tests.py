@@ -896,6 +896,19 @@ def test_run_reports_the_hook_and_the_cause(mistake, run_tests):
     assert "Traceback" not in report.output
 
 
+STOPS_ON_REPLICAS = """
+def end_epoch(history):
+    return config.replicas > 1
+"""
+
+
+@pytest.mark.long
+def test_runs_that_stop_at_different_epochs_are_reported(run_tests):
+    report = run_tests(STOPS_ON_REPLICAS, only=REPLICAS)
+    assert report.outcomes == {REPLICAS: "FAILED"}, report.output
+    assert "end_epoch: the run stopped at step 10 instead of 20" in report.output
+
+
 @pytest.mark.long
 def test_amplified_rounding_is_a_warning(run_tests):
     report = run_tests(IDLE_BIAS, only=REPLICAS)
