@@ -100,7 +100,7 @@ def restore(kind, path):
     """Restore a checkpoint. Raise WrongInput if it is corrupt or of another model."""
     checkpoint = checkpoints[kind]
     try:
-        checkpoint.restore(str(path)).assert_consumed()
+        checkpoint.restore(path).assert_consumed()
         for name, variable in zip(checkpoint.names.numpy(), list_variables(model), strict=True):
             if name.decode() != variable.path:
                 raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")

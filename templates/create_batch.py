@@ -1,4 +1,5 @@
 def create_batch(examples, size, training, places):
+    # {% if cookiecutter.__size == "parameter_server" %}
     """Return (features, labels, weight) of places, [batch, 3] int32: epoch, position, index.
 
     Labels may be None. `weight`, [batch] float32, is 0 for the examples that fill up the last batch
@@ -8,6 +9,16 @@ def create_batch(examples, size, training, places):
     # All examples of a batch are of one epoch.
     key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
     seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
+    # {% else %}
+    """Return (features, labels, weight) of places, [batch, 3] int32; see create_input.
+
+    Labels may be None. `weight`, [batch] float32, is 0 for the examples that fill up the last batch
+    of an evaluation.
+    """
+    seeds = places[:, :2]
+    position = places[:, 1]
+    index = places[:, 2]
+    # {% endif %}
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     # {% if cookiecutter.__size == "parameter_server" %}
     with tf.device("CPU:0"):  # of the worker. All examples would be copied to its GPU at each step.

@@ -1,3 +1,6 @@
+# {% include "is_in_run_dir.py" %}
+
+
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # {% if cookiecutter.__size == "parameter_server" %}
@@ -10,8 +13,7 @@ def report_error(error):
     if config.workers > 1 and re.search(failures, repr(error) + str(error)):
         error = RunInterrupted("a worker failed; start all workers again")
     # {% endif %}
-    # Other files are read by hooks: their errors keep the traceback.
-    if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
+    if is_in_run_dir(error):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; mend it, or use another folder")
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)

@@ -14,15 +14,17 @@ def create_input(examples, size, training, first_step=0):
         def list_places(epoch):
             """Return a dataset of the places of an epoch.
 
-            A place is the epoch, the position in it and the index of the example. An element has
-            the places of one step on one worker, [replicas, batch, 3]; workers take turns.
+            A place has three numbers: one for the epoch, which is the first half of the examples'
+            seeds, the position in the epoch, and the index of the example. An element has the
+            places of one step on one worker, [replicas, batch, 3]; workers take turns.
             """
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
             # In evaluation the epoch is 0: each validation draws the same random numbers.
-            places = tf.stack(  # [steps × global batch, 3]
-                [tf.fill(position.shape, epoch if training else 0), position, index], axis=1
+            key = tf.random.stateless_uniform(
+                [], [config.seed, epoch if training else 0], None, None, "int32"
             )
+            places = tf.stack([tf.fill(position.shape, key), position, index], axis=1)
             return tf.data.Dataset.from_tensor_slices(
                 tf.reshape(places, [-1, replicas, config.global_batch_size // config.replicas, 3])
             )

@@ -111,8 +111,8 @@ def initialize_run_dir():
     # A resumed run deletes the temporary folders of killed processes. A new run deletes
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
-    leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "[bl][ea]st")
-    for leftover in (run_path("export"), *leftovers):
+    pattern = "*/*_temp" if state.step else "[bl][ea]st"
+    for leftover in (run_path("export"), *run_path("checkpoints").glob(pattern)):
         shutil.rmtree(leftover, ignore_errors=True)
     # {% if cookiecutter.__size == "parameter_server" %}
     check_shared_run_dir()

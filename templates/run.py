@@ -25,7 +25,6 @@ def run(argv=None):
     if coordinator and code == 0:
         dismiss_tasks()
     if coordinator or error:
-        sys.stdout.flush()
         os._exit(code)  # Python's own shutdown would wait for the other workers
     # {% endif %}
 

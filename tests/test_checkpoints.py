@@ -18,7 +18,7 @@ from running import (
     run_script,
     train,
 )
-from variants import SMALL_DATA, SMALL_IMAGES, replace_image_model, write_variant
+from variants import SMALL_DATA, SMALL_IMAGES, replace_image_model, run_before, write_variant
 
 LONG = pytest.mark.long
 SHORT = ("--epochs", "2", "--steps-per-loop", "5")
@@ -215,6 +215,14 @@ def test_essential_script_removes_only_its_own_checkpoints(essential_script, tmp
     other.touch()
     train(script, "--epochs", "1", "--global-batch-size", "16", "--run-dir", ".")
     assert other.exists()
+
+
+def test_missing_file_of_a_hook_is_no_error_of_the_run_directory(essential_script, tmp_path):
+    code = run_before("create_datasets", 'open("data.csv")')
+    script = write_variant(essential_script, tmp_path, code)
+    outcome = run_script(script, "--run-dir", ".")
+    assert outcome.code == 1
+    assert "FileNotFoundError: [Errno 2] No such file or directory: 'data.csv'" in outcome.errors
 
 
 def test_essential_script_skips_a_checkpoint_that_a_kill_cut_short(

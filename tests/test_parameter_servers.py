@@ -479,8 +479,8 @@ def test_server_failures_are_recognized(error, expected, server_script):
     assert query("conditions.is_server_failure", server_script, error) is expected
 
 
-# The chief removes a checkpoint while the evaluator looks for a newer one than the first, and another
-# one before the evaluator restores it.
+# The chief removes a checkpoint while the evaluator looks for a newer one than the first, and
+# another one before the evaluator restores it.
 REMOVED_TWICE = """
 removed = []
 

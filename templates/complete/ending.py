@@ -62,13 +62,7 @@ def get_reason(error):
     return text.strip().partition("\n")[0] or repr(error)
 
 
-def is_in_run_dir(error):
-    """Return whether an exception is about a file of the run, and not of a hook."""
-    return (
-        isinstance(error, OSError)
-        and run_path() != Path()
-        and Path(str(error.filename)).is_relative_to(run_path())
-    )
+# {% include "is_in_run_dir.py" %}
 
 
 def report_error(error):

@@ -193,7 +193,7 @@ def read_test_split(size):
 
 
 def create_seeds(first, count):
-    """Return the seeds of examples in evaluation, [count, 2], as in `create_batch`."""
+    """Return the seeds of examples in evaluation, [count, 2], as in `create_input`."""
     key = tf.random.stateless_uniform([], [train.config.seed, 0], None, None, tf.int32)
     return tf.stack([tf.fill([count], key), tf.range(first, first + count)], axis=1)
 

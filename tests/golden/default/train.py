@@ -738,15 +738,17 @@ def create_input(examples, size, training, first_step=0):
         def list_places(epoch):
             """Return a dataset of the places of an epoch.
 
-            A place is the epoch, the position in it and the index of the example. An element has
-            the places of one step on one worker, [replicas, batch, 3]; workers take turns.
+            A place has three numbers: one for the epoch, which is the first half of the examples'
+            seeds, the position in the epoch, and the index of the example. An element has the
+            places of one step on one worker, [replicas, batch, 3]; workers take turns.
             """
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
             # In evaluation the epoch is 0: each validation draws the same random numbers.
-            places = tf.stack(  # [steps × global batch, 3]
-                [tf.fill(position.shape, epoch if training else 0), position, index], axis=1
+            key = tf.random.stateless_uniform(
+                [], [config.seed, epoch if training else 0], None, None, "int32"
             )
+            places = tf.stack([tf.fill(position.shape, key), position, index], axis=1)
             return tf.data.Dataset.from_tensor_slices(
                 tf.reshape(places, [-1, replicas, config.global_batch_size // config.replicas, 3])
             )
@@ -773,15 +775,14 @@ def create_input(examples, size, training, first_step=0):
 
 
 def create_batch(examples, size, training, places):
-    """Return (features, labels, weight) of places, [batch, 3] int32: epoch, position, index.
+    """Return (features, labels, weight) of places, [batch, 3] int32; see create_input.
 
     Labels may be None. `weight`, [batch] float32, is 0 for the examples that fill up the last batch
     of an evaluation.
     """
-    epoch, position, index = tf.unstack(places, axis=1)
-    # All examples of a batch are of one epoch.
-    key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
-    seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
+    seeds = places[:, :2]
+    position = places[:, 1]
+    index = places[:, 2]
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
@@ -934,7 +935,7 @@ def restore(kind, path):
     """Restore a checkpoint. Raise WrongInput if it is corrupt or of another model."""
     checkpoint = checkpoints[kind]
     try:
-        checkpoint.restore(str(path)).assert_consumed()
+        checkpoint.restore(path).assert_consumed()
         for name, variable in zip(checkpoint.names.numpy(), list_variables(model), strict=True):
             if name.decode() != variable.path:
                 raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
@@ -1184,8 +1185,8 @@ def initialize_run_dir():
     # A resumed run deletes the temporary folders of killed processes. A new run deletes
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
-    leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "[bl][ea]st")
-    for leftover in (run_path("export"), *leftovers):
+    pattern = "*/*_temp" if state.step else "[bl][ea]st"
+    for leftover in (run_path("export"), *run_path("checkpoints").glob(pattern)):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -1375,6 +1376,15 @@ def test_checkpoint(checkpoint, test_set):
     return tested
 
 
+def is_in_run_dir(error):
+    """Return whether an exception is about a file of the run, and not of a hook."""
+    return (
+        isinstance(error, OSError)
+        and run_path() != Path()
+        and Path(str(error.filename)).is_relative_to(run_path())
+    )
+
+
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
@@ -1382,8 +1392,7 @@ def report_error(error):
     failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
     if config.workers > 1 and re.search(failures, repr(error) + str(error)):
         error = RunInterrupted("a worker failed; start all workers again")
-    # Other files are read by hooks: their errors keep the traceback.
-    if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
+    if is_in_run_dir(error):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; mend it, or use another folder")
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)

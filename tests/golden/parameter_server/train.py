@@ -952,8 +952,9 @@ def create_input(examples, size, training, first_step=0):
         position = tf.range(steps * config.global_batch_size)
         index = shuffle(size, epoch)[: len(position)] if training else position
         # In evaluation the epoch is 0: each validation draws the same random numbers.
-        epoch_column = tf.fill(position.shape, epoch if training else 0)
-        places = tf.stack([epoch_column, position, index], axis=1)
+        places = tf.stack(
+            [tf.fill(position.shape, epoch if training else 0), position, index], axis=1
+        )
         return tf.reshape(places, [steps, -1, 3])
 
     def list_arguments(step, count):
@@ -1150,7 +1151,7 @@ def restore(kind, path):
     """Restore a checkpoint. Raise WrongInput if it is corrupt or of another model."""
     checkpoint = checkpoints[kind]
     try:
-        checkpoint.restore(str(path)).assert_consumed()
+        checkpoint.restore(path).assert_consumed()
         for name, variable in zip(checkpoint.names.numpy(), list_variables(model), strict=True):
             if name.decode() != variable.path:
                 raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
@@ -1325,8 +1326,8 @@ def initialize_run_dir():
     # A resumed run deletes the temporary folders of killed processes. A new run deletes
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
-    leftovers = run_path("checkpoints").glob("*/*_temp" if state.step else "[bl][ea]st")
-    for leftover in (run_path("export"), *leftovers):
+    pattern = "*/*_temp" if state.step else "[bl][ea]st"
+    for leftover in (run_path("export"), *run_path("checkpoints").glob(pattern)):
         shutil.rmtree(leftover, ignore_errors=True)
     check_shared_run_dir()
 
@@ -1526,12 +1527,20 @@ def evaluate(checkpoint, validation_set, test_set):
         test_checkpoint(checkpoint, test_set)
 
 
+def is_in_run_dir(error):
+    """Return whether an exception is about a file of the run, and not of a hook."""
+    return (
+        isinstance(error, OSError)
+        and run_path() != Path()
+        and Path(str(error.filename)).is_relative_to(run_path())
+    )
+
+
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     if config.servers and is_server_failure(error):
         error = RunInterrupted("a parameter server failed; start all tasks again")
-    # Other files are read by hooks: their errors keep the traceback.
-    if isinstance(error, OSError) and Path(str(error.filename)).is_relative_to(run_path()):
+    if is_in_run_dir(error):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; mend it, or use another folder")
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
@@ -1599,7 +1608,6 @@ def run(argv=None):
     if coordinator and code == 0:
         dismiss_tasks()
     if coordinator or error:
-        sys.stdout.flush()
         os._exit(code)  # Python's own shutdown would wait for the other workers
 
 
