@@ -177,12 +177,20 @@ def run_round(number, running, results):
 
 
 def end_slow_peers(running, results):
-    """End the peers that were too slow in the first round."""
-    first = {name: result["clock"][0] for name, result in results.items() if result["clock"]}
-    fastest = min((first[name] for name in first if not is_limit(name)), default=0)
-    for name in filter(is_peer, first):
-        if fastest < first[name] * SLOWEST_SHARE:
+    """End the peers that were too slow in the first round, by wall-clock and by processor time.
+
+    If another program takes the processor for a moment, only the wall clock shows it.
+    """
+    measured = {name: result for name, result in results.items() if result["clock"]}
+    for name in filter(is_peer, measured):
+        if all(is_slow(name, measured, kind) for kind in ("clock", "processor")):
             running[name].end("is slow")
+
+
+def is_slow(name, results, kind):
+    """Return whether a contender took too many seconds of a kind in the first round."""
+    fastest = min(results[each][kind][0] for each in results if not is_limit(each))
+    return fastest < results[name][kind][0] * SLOWEST_SHARE
 
 
 def measure_starts(contenders, rounds, folder):

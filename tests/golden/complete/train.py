@@ -1455,8 +1455,9 @@ def find_checkpoint(kind):
     if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
-        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, restore "
-        "the files, or remove a corrupt checkpoints/best and use --export last"
+        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train, try again if a "
+        "run is writing it, restore the files, or remove a corrupt checkpoints/best and use "
+        "--export last"
     )
 
 
