@@ -29,10 +29,9 @@ class ThreadLosses(threading.local, collections.UserList):
 def prepare_layers_for_replicas():
     """Separate the losses of replicas, and have each BatchNormalization use the global batch.
 
-    Print the number of these BatchNormalizations. By default, also in
-    keras.applications, each replica uses the statistics of its own batch. Then moving averages
-    differ between replicas, and a checkpoint contains only the first replica's. Frozen layers use
-    no statistics of a batch.
+    Print the number of these BatchNormalizations. By default, also in keras.applications, each
+    replica uses the statistics of its own batch. Then moving averages differ between replicas, and
+    a checkpoint contains only the first replica's. Frozen layers use no statistics of a batch.
     """
     count = 0
     for each in tf.nest.flatten(model):

@@ -9,6 +9,7 @@ def create_batch(examples, size, training, places):
     # All examples of a batch are of one epoch.
     key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
     seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
+    index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     # {% else %}
     """Return (features, labels, weight) of places, [batch, 3] int32; see create_input.
 
@@ -17,9 +18,8 @@ def create_batch(examples, size, training, places):
     """
     seeds = places[:, :2]
     position = places[:, 1]
-    index = places[:, 2]
+    index = tf.minimum(places[:, 2], size - 1)  # the last example fills up the last batch
     # {% endif %}
-    index = tf.minimum(index, size - 1)  # the last example fills up the last batch
     # {% if cookiecutter.__size == "parameter_server" %}
     with tf.device("CPU:0"):  # of the worker. All examples would be copied to its GPU at each step.
         batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)

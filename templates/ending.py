@@ -14,7 +14,7 @@ def report_error(error):
         error = RunInterrupted("a worker failed; start all workers again")
     # {% endif %}
     if is_in_run_dir(error):
-        error = WrongInput(f"--run-dir {config.run_dir}: {error}; mend it, or use another folder")
+        error = WrongInput(f"--run-dir {config.run_dir}: {error}; fix it, or use another folder")
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
         return 1

@@ -14,9 +14,9 @@ def create_input(examples, size, training, first_step=0):
         def list_places(epoch):
             """Return a dataset of the places of an epoch.
 
-            A place has three numbers: one for the epoch, which is the first half of the examples'
-            seeds, the position in the epoch, and the index of the example. An element has the
-            places of one step on one worker, [replicas, batch, 3]; workers take turns.
+            A place is [key, position, index], int32. The key is a random number for the epoch.
+            With the position in the epoch, it is the seed of the example at `index`. An element
+            has the places of one step on one worker, [replicas, batch, 3]; workers take turns.
             """
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position

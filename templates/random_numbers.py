@@ -39,7 +39,7 @@ def draw_part(draw, shape, **options):
     # {% endif %}
     size = tf.reduce_prod(tf.cast(shape, "int64"))
     first = tf.cast(share, "int64") * size
-    # A counter has four numbers: start at the one with the first number, and cut off its others.
+    # Start at the counter of this part's first number, and skip the numbers before it.
     options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)

@@ -13,4 +13,4 @@ def read_file(name, parse):
         return parse(path.read_text("utf-8"))
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
-        raise WrongInput(f"{path} can't be read ({error}); mend it, or use another run") from error
+        raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error

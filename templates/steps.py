@@ -1,7 +1,7 @@
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own. A metric of
-    # tokens or pixels, or a Keras mask, needs a weight for each of them:
-    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. If they have
+    # tokens or pixels, many metrics need a weight for each one. With a Keras mask, all of them do.
+    # The weights of tokens are `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 

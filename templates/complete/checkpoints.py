@@ -5,7 +5,7 @@ writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)
 
 
 def get_variables():
-    """Return lists of the variables that training changes. Two layers may have one name."""
+    """Return the variables that training changes, in lists: two layers may have one name."""
     return {
         "model": [variable.value for variable in list_variables(model)],
         "optimizer": [variable.value for variable in list_variables(optimizer)],
@@ -72,7 +72,7 @@ def write_checkpoints(last, best=None):
 
 
 def write_checkpoint(kind, content, max_to_keep):
-    """Write a checkpoint. Remove unfinished, later and older ones."""
+    """Write a checkpoint. Keep the newest `max_to_keep`; remove later and unfinished ones, too."""
     with tf.device("CPU:0"):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
     step = int(content["step"])

@@ -75,8 +75,8 @@ def broadcast(value, source=0):
 def run_on_chief(function, *arguments):
     """Return on all workers what a function returns on the chief, or raise what it raises.
 
-    An error of another type ends the chief, so the others report that it has failed. The
-    other workers need no access to the run directory.
+    These are WrongInput, RunFinished and OSError. Another error ends the chief, and the others
+    report that it has failed. The other workers need no access to the run directory.
     """
     value = error = None
     if config.worker_index == 0:

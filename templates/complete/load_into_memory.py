@@ -8,7 +8,7 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if size <= 0:
         raise WrongInput(
-            f"create_datasets: {split} has no examples, or unknown number; use assert_cardinality"
+            f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
         )
     stacks = None
     with tf.device("CPU:0"):

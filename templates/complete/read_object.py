@@ -5,4 +5,4 @@ def read_object(name):
         return {**json.loads(path.read_text("utf-8"))}
     except Exception as error:
         # OSError, TypeError for another JSON value, or ValueError for no JSON.
-        raise WrongInput(f"{path} can't be read ({error}); mend it, or use another run") from error
+        raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error

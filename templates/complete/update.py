@@ -61,7 +61,7 @@ def clip_gradients(optimizer, gradients):
 
 
 def share_overflow(gradients):
-    """Return the gradients, or NaN on all replicas if float16 overflows on one: no update."""
+    """Return the gradients, or NaN on all replicas if one has an overflow, to skip the update."""
     context = tf.distribute.get_replica_context()
     norm = tf.linalg.global_norm(gradients)  # not finite if one of the gradients isn't
     is_finite = tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, norm))

@@ -393,9 +393,9 @@ def create_serving_function(models, example):
 
 
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own. A metric of
-    # tokens or pixels, or a Keras mask, needs a weight for each of them:
-    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. If they have
+    # tokens or pixels, many metrics need a weight for each one. With a Keras mask, all of them do.
+    # The weights of tokens are `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
@@ -813,8 +813,8 @@ def broadcast(value, source=0):
 def run_on_chief(function, *arguments):
     """Return on all workers what a function returns on the chief, or raise what it raises.
 
-    An error of another type ends the chief, so the others report that it has failed. The
-    other workers need no access to the run directory.
+    These are WrongInput, RunFinished and OSError. Another error ends the chief, and the others
+    report that it has failed. The other workers need no access to the run directory.
     """
     value = error = None
     if config.worker_index == 0:
@@ -1009,7 +1009,7 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if size <= 0:
         raise WrongInput(
-            f"create_datasets: {split} has no examples, or unknown number; use assert_cardinality"
+            f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
         )
     stacks = None
     with tf.device("CPU:0"):
@@ -1055,9 +1055,9 @@ def create_input(examples, size, training, first_step=0):
         def list_places(epoch):
             """Return a dataset of the places of an epoch.
 
-            A place has three numbers: one for the epoch, which is the first half of the examples'
-            seeds, the position in the epoch, and the index of the example. An element has the
-            places of one step on one worker, [replicas, batch, 3]; workers take turns.
+            A place is [key, position, index], int32. The key is a random number for the epoch.
+            With the position in the epoch, it is the seed of the example at `index`. An element
+            has the places of one step on one worker, [replicas, batch, 3]; workers take turns.
             """
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
@@ -1099,8 +1099,7 @@ def create_batch(examples, size, training, places):
     """
     seeds = places[:, :2]
     position = places[:, 1]
-    index = places[:, 2]
-    index = tf.minimum(index, size - 1)  # the last example fills up the last batch
+    index = tf.minimum(places[:, 2], size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -1268,7 +1267,7 @@ def clip_gradients(optimizer, gradients):
 
 
 def share_overflow(gradients):
-    """Return the gradients, or NaN on all replicas if float16 overflows on one: no update."""
+    """Return the gradients, or NaN on all replicas if one has an overflow, to skip the update."""
     context = tf.distribute.get_replica_context()
     norm = tf.linalg.global_norm(gradients)  # not finite if one of the gradients isn't
     is_finite = tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, norm))
@@ -1310,7 +1309,7 @@ writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)
 
 
 def get_variables():
-    """Return lists of the variables that training changes. Two layers may have one name."""
+    """Return the variables that training changes, in lists: two layers may have one name."""
     return {
         "model": [variable.value for variable in list_variables(model)],
         "optimizer": [variable.value for variable in list_variables(optimizer)],
@@ -1377,7 +1376,7 @@ def write_checkpoints(last, best=None):
 
 
 def write_checkpoint(kind, content, max_to_keep):
-    """Write a checkpoint. Remove unfinished, later and older ones."""
+    """Write a checkpoint. Keep the newest `max_to_keep`; remove later and unfinished ones, too."""
     with tf.device("CPU:0"):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
     step = int(content["step"])
@@ -1538,7 +1537,7 @@ def draw_part(draw, shape, **options):
     share = tf.where(shape[0] % batch_size == 0, own_share, 0)
     size = tf.reduce_prod(tf.cast(shape, "int64"))
     first = tf.cast(share, "int64") * size
-    # A counter has four numbers: start at the one with the first number, and cut off its others.
+    # Start at the counter of this part's first number, and skip the numbers before it.
     options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
@@ -1573,10 +1572,9 @@ class ThreadLosses(threading.local, collections.UserList):
 def prepare_layers_for_replicas():
     """Separate the losses of replicas, and have each BatchNormalization use the global batch.
 
-    Print the number of these BatchNormalizations. By default, also in
-    keras.applications, each replica uses the statistics of its own batch. Then moving averages
-    differ between replicas, and a checkpoint contains only the first replica's. Frozen layers use
-    no statistics of a batch.
+    Print the number of these BatchNormalizations. By default, also in keras.applications, each
+    replica uses the statistics of its own batch. Then moving averages differ between replicas, and
+    a checkpoint contains only the first replica's. Frozen layers use no statistics of a batch.
     """
     count = 0
     for each in tf.nest.flatten(model):
@@ -1695,7 +1693,7 @@ def read_object(name):
         return {**json.loads(path.read_text("utf-8"))}
     except Exception as error:
         # OSError, TypeError for another JSON value, or ValueError for no JSON.
-        raise WrongInput(f"{path} can't be read ({error}); mend it, or use another run") from error
+        raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error
 
 
 def is_valid_log_line(line):
@@ -2272,7 +2270,7 @@ def explain_error(error):
             "TF_CONFIG: TensorFlow can't listen at this worker's address; use a free port"
         )
     if is_in_run_dir(error):
-        return WrongInput(f"--run-dir {config.run_dir}: {text}; mend it, or use another folder")
+        return WrongInput(f"--run-dir {config.run_dir}: {text}; fix it, or use another folder")
     return error
 
 

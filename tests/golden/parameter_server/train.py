@@ -320,9 +320,9 @@ def create_serving_function(models, example):
 
 
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own. A metric of
-    # tokens or pixels, or a Keras mask, needs a weight for each of them:
-    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. If they have
+    # tokens or pixels, many metrics need a weight for each one. With a Keras mask, all of them do.
+    # The weights of tokens are `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
@@ -906,7 +906,7 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if size <= 0:
         raise WrongInput(
-            f"create_datasets: {split} has no examples, or unknown number; use assert_cardinality"
+            f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
         )
     with tf.device("CPU:0"):
         return tf.nest.map_structure(tf.Variable, dataset.batch(size).get_single_element()), size
@@ -1201,7 +1201,7 @@ def read_file(name, parse):
         return parse(path.read_text("utf-8"))
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
-        raise WrongInput(f"{path} can't be read ({error}); mend it, or use another run") from error
+        raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error
 
 
 def is_kept_on_resume(line, step):
@@ -1541,7 +1541,7 @@ def report_error(error):
     if config.servers and is_server_failure(error):
         error = RunInterrupted("a parameter server failed; start all tasks again")
     if is_in_run_dir(error):
-        error = WrongInput(f"--run-dir {config.run_dir}: {error}; mend it, or use another folder")
+        error = WrongInput(f"--run-dir {config.run_dir}: {error}; fix it, or use another folder")
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
         return 1

@@ -382,9 +382,9 @@ def create_serving_function(models, example):
 
 
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own. A metric of
-    # tokens or pixels, or a Keras mask, needs a weight for each of them:
-    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. If they have
+    # tokens or pixels, many metrics need a weight for each one. With a Keras mask, all of them do.
+    # The weights of tokens are `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
@@ -765,7 +765,7 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if size <= 0:
         raise WrongInput(
-            f"create_datasets: {split} has no examples, or unknown number; use assert_cardinality"
+            f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
         )
     with tf.device("CPU:0"):
         return tf.nest.map_structure(tf.Variable, dataset.batch(size).get_single_element()), size
@@ -802,9 +802,9 @@ def create_input(examples, size, training, first_step=0):
         def list_places(epoch):
             """Return a dataset of the places of an epoch.
 
-            A place has three numbers: one for the epoch, which is the first half of the examples'
-            seeds, the position in the epoch, and the index of the example. An element has the
-            places of one step on one worker, [replicas, batch, 3]; workers take turns.
+            A place is [key, position, index], int32. The key is a random number for the epoch.
+            With the position in the epoch, it is the seed of the example at `index`. An element
+            has the places of one step on one worker, [replicas, batch, 3]; workers take turns.
             """
             position = tf.range(steps * config.global_batch_size)
             index = shuffle(size, epoch)[: len(position)] if training else position
@@ -846,8 +846,7 @@ def create_batch(examples, size, training, places):
     """
     seeds = places[:, :2]
     position = places[:, 1]
-    index = places[:, 2]
-    index = tf.minimum(index, size - 1)  # the last example fills up the last batch
+    index = tf.minimum(places[:, 2], size - 1)  # the last example fills up the last batch
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -1092,7 +1091,7 @@ def draw_part(draw, shape, **options):
     share = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
     size = tf.reduce_prod(tf.cast(shape, "int64"))
     first = tf.cast(share, "int64") * size
-    # A counter has four numbers: start at the one with the first number, and cut off its others.
+    # Start at the counter of this part's first number, and skip the numbers before it.
     options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
@@ -1110,10 +1109,9 @@ class ThreadLosses(threading.local, collections.UserList):
 def prepare_layers_for_replicas():
     """Separate the losses of replicas, and have each BatchNormalization use the global batch.
 
-    Print the number of these BatchNormalizations. By default, also in
-    keras.applications, each replica uses the statistics of its own batch. Then moving averages
-    differ between replicas, and a checkpoint contains only the first replica's. Frozen layers use
-    no statistics of a batch.
+    Print the number of these BatchNormalizations. By default, also in keras.applications, each
+    replica uses the statistics of its own batch. Then moving averages differ between replicas, and
+    a checkpoint contains only the first replica's. Frozen layers use no statistics of a batch.
     """
     count = 0
     for each in tf.nest.flatten(model):
@@ -1155,7 +1153,7 @@ def read_file(name, parse):
         return parse(path.read_text("utf-8"))
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
-        raise WrongInput(f"{path} can't be read ({error}); mend it, or use another run") from error
+        raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error
 
 
 def is_kept_on_resume(line, step):
@@ -1500,7 +1498,7 @@ def report_error(error):
     if config.workers > 1 and re.search(failures, repr(error) + str(error)):
         error = RunInterrupted("a worker failed; start all workers again")
     if is_in_run_dir(error):
-        error = WrongInput(f"--run-dir {config.run_dir}: {error}; mend it, or use another folder")
+        error = WrongInput(f"--run-dir {config.run_dir}: {error}; fix it, or use another folder")
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
         return 1
