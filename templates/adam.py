@@ -19,8 +19,8 @@ class Adam(keras.optimizers.Adam):
         index = self._get_variable_index(variable)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
+            m=self._momentums[index].handle,
+            v=self._velocities[index].handle,
             beta1_power=self.beta1_power,
             beta2_power=self.beta2_power,
             lr=learning_rate,

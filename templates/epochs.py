@@ -4,11 +4,9 @@ def end_of_next_loop(step):
     The loops of an epoch have nearly equal lengths, up to the smaller of --steps-per-loop and
     --checkpoint-every-steps.
     """
-    steps = config.steps_per_epoch
-    loops = math.ceil(steps / min(config.steps_per_loop, config.checkpoint_every_steps))
-    step_in_epoch = step % steps
-    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops / steps)
-    return step - step_in_epoch + loop_in_epoch * steps // loops
+    steps_left = config.steps_per_epoch - step % config.steps_per_epoch
+    loops_left = math.ceil(steps_left / min(config.steps_per_loop, config.checkpoint_every_steps))
+    return step + math.ceil(steps_left / loops_left)
 
 
 def is_end_of_epoch():

@@ -1,6 +1,6 @@
 def add(sums, results):
     """Add a replica's losses and sample weights of one step to its sums, [2] float64."""
-    return sums + tf.cast(results, sums.dtype)
+    return sums + tf.cast(results, "float64")
 
 
 @tf.function
@@ -14,8 +14,7 @@ def run_steps(distributed_step, iterator, steps):
     sums = strategy.run(lambda: tf.zeros([2], "float64"))
     for _ in tf.range(steps):
         sums = strategy.run(add, args=(sums, distributed_step(next_batch(iterator))))
-    loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))
-    return tf.math.divide_no_nan(loss_sum, weight_sum)
+    return tf.math.divide_no_nan(*tf.unstack(strategy.reduce("SUM", sums, axis=None)))
 
 
 def run_loop(distributed_step, metrics, iterator, steps):

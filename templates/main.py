@@ -31,8 +31,8 @@ def main(argv=None):
     # {% else %}
     create_training_state()
     # {% endif %}
-    validation_set = create_input(*datasets["validation"], training=False)
-    test_set = create_input(*datasets["test"], training=False)
+    validation_set = create_input(*datasets["validation"])
+    test_set = create_input(*datasets["test"])
     if config.mode != "train":
         # {% if cookiecutter.__size == "essential" %}
         test_checkpoint(checkpoint, test_set)

@@ -1,4 +1,4 @@
-def create_input(examples, size, training, first_step=0):
+def create_input(examples, size, training=False, first_step=0):
     """Return an endless iterator of batches of one shape, and the steps of an epoch.
 
     Training leaves out the incomplete last batch. Evaluation fills the last batch with examples of

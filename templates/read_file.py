@@ -3,14 +3,14 @@ def parse_object(text):
     return {**json.loads(text)}
 
 
-def read_file(name, parse):
-    """Return what `parse` makes of the text of a file of the run.
+def read_file(name, parse=parse_object):
+    """Return what `parse` makes of the text of a file of the run, by default a dict.
 
     Raise WrongInput if the file can't be read or parsed.
     """
     path = run_path(name)
     try:
-        return parse(path.read_text("utf-8"))
+        return parse(path.read_text())
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
         raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error

@@ -40,7 +40,7 @@ def check_run(names):
     # {% else %}
     """Raise WrongInput if a setting has changed, or RunFinished after the last step of the run."""
     # {% endif %}
-    before = read_file("config.json", parse_object)
+    before = read_file("config.json")
     now = describe_run()
     for name in names:
         if before.get(name) != now.get(name):
@@ -88,7 +88,7 @@ def load_adapted(train_split, checkpoint):
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
     # {% endif %}
-    adapted.update(read_file("adapted.json", parse_object))
+    adapted.update(read_file("adapted.json"))
 
 
 def initialize_run_dir():

@@ -70,9 +70,9 @@ def log(split, values):
     if config.worker_index > 0:
         return line
     # {% endif %}
-    with run_path("metrics.jsonl").open("a", encoding="utf-8") as file:
+    with run_path("metrics.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    with create_summary_writer(split).as_default(step=state.step):
+    with create_summary_writer(split).as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
     return line

@@ -3,15 +3,23 @@ def create_serving_function(models, example):
 
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
-    the predictions of the first model.
+    the predictions of the first model. Lengths that its keras.Input leaves open stay open: there,
+    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. If the features need more than the
+    first component, return a dict from `fetch`: the other components are those of `example`.
     """
-    # TODO(you): serve something else, such as a decoder or a loop that generates text. If the model
-    # takes sequences of any length, set that length to None in `specs`.
+    # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
     first, *others = example if is_tuple else [example]
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), first)
+    model_inputs = iter(getattr(models[0], "inputs", []))
 
-    @tf.function(input_signature=[specs])
+    def create_spec(x):
+        """Return the TensorSpec of a batch like `x`, with None where the keras.Input has None."""
+        shape = next(model_inputs, x).shape
+        if not x.shape.is_compatible_with(shape):
+            shape = x.shape  # `preprocess` changes the shape
+        return tf.TensorSpec([None, *shape[1:]], x.dtype)
+
+    @tf.function(input_signature=[tf.nest.map_structure(create_spec, first)])
     def serve(inputs):
         size = tf.shape(tf.nest.flatten(inputs)[0])[0]
         # `preprocess` expects labels too: use the example's labels.

@@ -21,15 +21,14 @@ def choose_strategy():
     Raise WrongInput if TF_CONFIG, --replicas or the devices don't allow it.
     """
     devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
+    allowed = ["mirrored"]
     if config.workers > 1:
         allowed = ["multi_worker"]
     elif config.device_kind == "TPU":
         allowed = ["tpu"]
     elif devices == 1:
         allowed = ["one_device", "mirrored"]  # the best one first
-    elif config.replicas:
-        allowed = ["mirrored"]
-    else:
+    elif not config.replicas:
         allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:

@@ -64,7 +64,7 @@ def finish_epoch(validation_set, trained):
         save("best")
     save("last")
     state.history.append(log("validation", validated))
-    print_epoch(validated, trained, is_best)
+    print_epoch(validated, trained, "*" if is_best else " ")
     # {% if cookiecutter.__size != "parameter_server" %}
     sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
     # {% endif %}

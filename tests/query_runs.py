@@ -118,6 +118,20 @@ def predict_first_examples(run_dir):
     return as_lists(predictions), as_lists(keras_predictions)
 
 
+def get_served_shape(run_dir):
+    """Return the shape that the SavedModel of a run takes."""
+    saved_model = tf.saved_model.load(str(Path(run_dir, "export")))
+    return saved_model.signatures["serve"].structured_input_signature[1]["inputs"].shape.as_list()
+
+
+def predict_images(run_dir, shape):
+    """Return what the SavedModel and model.keras of a run predict for images of a shape."""
+    images = tf.reshape(tf.range(np.prod(shape)) % 17, shape)
+    saved_model = tf.saved_model.load(str(Path(run_dir, "export")))
+    keras_model, *_ = load_keras_exports(run_dir)
+    return as_lists(saved_model.serve(tf.cast(images, tf.uint8))), as_lists(keras_model(images))
+
+
 def serve_inputs(run_dir, inputs):
     """Return what the SavedModel of a run predicts for some lists of integers."""
     saved_model = tf.saved_model.load(str(Path(run_dir, "export")))

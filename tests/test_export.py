@@ -197,6 +197,54 @@ def test_export_has_the_lookup_table_of_the_serving_function(size, scripts, tmp_
     assert (tmp_path / "run" / "export" / "saved_model.pb").exists()
 
 
+ANY_SIZE = replace_image_model(
+    "keras.layers.Rescaling(1 / 16)",
+    "keras.layers.Conv2D(8, 3)",
+    "keras.layers.GlobalAveragePooling2D()",
+    "keras.layers.Dense(10)",
+).replace("[8, 8, 1]", "[None, None, 1]")
+RESIZES = """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return tf.image.resize(images[:, :, :6], [16, 16]), labels
+"""
+CUTS = """
+def fetch(batch):
+    images, labels = batch
+    return images[..., 0], labels
+
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return images[..., None], labels
+"""
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+@pytest.mark.parametrize(
+    ("codes", "shape"),
+    [
+        ([ANY_SIZE], (None, None, None, 1)),
+        ([ANY_SIZE, RESIZES], (None, None, None, 1)),
+        pytest.param([ANY_SIZE, CUTS], (None, 8, 8), marks=LONG),
+        pytest.param([], (None, 8, 8, 1), marks=LONG),
+        pytest.param(
+            [RESIZES, ANY_SIZE.replace("[None, None, 1]", "[16, 16, 1]")],
+            (None, 8, 8, 1),
+            marks=LONG,
+        ),
+    ],
+    ids=["any", "resized", "another rank", "fixed", "fixed and resized"],
+)
+def test_export_keeps_the_sizes_that_the_model_leaves_open(codes, shape, size, scripts, tmp_path):
+    train(write_variant(scripts[size], tmp_path, SMALL_IMAGES, *codes), *ONE_EPOCH)
+    run_dir = tmp_path / "run"
+    assert query("runs.get_served_shape", run_dir) == list(shape)
+    if codes == [ANY_SIZE]:
+        served, expected = query("runs.predict_images", run_dir, [2, 12, 9, 1])
+        np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
+
+
 # As the random features of keras.io's neural decision forests.
 DRAWS_CONSTANTS = """
 def create_model_and_optimizer(strategy):

@@ -87,7 +87,7 @@ def finish_epoch(validation_set, trained):
     save(best if is_best else None)
     validation = log("validation", validated)
     state.history.append(validation)
-    print_epoch(validated, trained, is_best)
+    print_epoch(validated, trained, "*" if is_best else " ")
     epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
     wait_for_write()
     sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints

@@ -24,8 +24,9 @@ def read_tf_config():
         if job == "evaluator":
             return {}, job, index
         spec.task_address(job, index)
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        # TensorFlow raises these for a TF_CONFIG that is no JSON, or has other keys or types.
+    except Exception as error:
+        # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
+        # TF_CONFIG that is no JSON, or has other keys or types.
         raise WrongInput(
             f"TF_CONFIG: {error}; use a value such as "
             '{"cluster": {"chief": ["a:22"], "worker": ["b:22", "c:22"], "ps": ["d:22"]}, '

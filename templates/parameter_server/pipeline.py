@@ -1,4 +1,4 @@
-def create_input(examples, size, training, first_step=0):
+def create_input(examples, size, training=False, first_step=0):
     """Return a function that lists the arguments of calls, and the steps of an epoch.
 
     Each worker gets all examples once, when it connects. For each step, the chief sends the places

@@ -16,8 +16,7 @@ def evaluate_continuously(validation_set):
         with contextlib.suppress(FileNotFoundError):  # the chief has removed a checkpoint meanwhile
             path = find_checkpoint("last")
             if path.name != f"ckpt-{state.step}":
-                restore("last", path)
-                state.step = int(checkpoints["last"].step)
+                restore_run(path)
                 validated = validate(*validation_set)
                 print_status(f"step {state.step}  validation {format_metrics(validated)}")
             elif is_finished:

@@ -276,7 +276,7 @@ def find_fixed_lengths():
         if None in shape[1:] and None not in spec.shape[1:]:
             yield (
                 f"create_serving_function: the SavedModel takes shape {tuple(spec.shape)}, but the "
-                f"model takes {shape}; for sequences of any length, use None in `specs`"
+                f"model takes {shape}; for sequences of any length, use None in its input_signature"
             )
 
 
