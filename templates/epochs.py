@@ -6,7 +6,7 @@ def end_of_next_loop(step):
     """
     steps_left = config.steps_per_epoch - step % config.steps_per_epoch
     loops_left = math.ceil(steps_left / min(config.steps_per_loop, config.checkpoint_every_steps))
-    return step + math.ceil(steps_left / loops_left)
+    return step + steps_left // loops_left
 
 
 def is_end_of_epoch():

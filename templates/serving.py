@@ -21,7 +21,7 @@ def create_serving_function(models, example):
 
     @tf.function(input_signature=[tf.nest.map_structure(create_spec, first)])
     def serve(inputs):
-        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
+        size = len(tf.nest.flatten(inputs)[0])
         # `preprocess` expects labels too: use the example's labels.
         repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
         batch = (inputs, *repeated) if is_tuple else inputs

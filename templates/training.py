@@ -53,7 +53,8 @@ def finish_epoch(validation_set, trained):
     validated = validate(*validation_set)
     # {% if cookiecutter.__size == "parameter_server" %}
     if signals:  # the validation may be incomplete
-        save("last")
+        if trained:
+            save("last")
         raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
     # {% endif %}
     check_finite(validated["loss"] + score(validated))
@@ -62,7 +63,8 @@ def finish_epoch(validation_set, trained):
     # saves both here. "last" is saved without this validation, which a resumed run repeats.
     if is_best:
         save("best")
-    save("last")
+    if trained:  # not when resumed here: a kill while the same files are written would corrupt them
+        save("last")
     state.history.append(log("validation", validated))
     print_epoch(validated, trained, "*" if is_best else " ")
     # {% if cookiecutter.__size != "parameter_server" %}

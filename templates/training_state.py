@@ -22,7 +22,7 @@ def create_training_state():
     loss_object = create_loss_objects(strategy)
     # {% if cookiecutter.__size == "parameter_server" %}
     train_metrics, validation_metrics, test_metrics = create_metrics(tf.distribute.get_strategy())
-    for metric in (*train_metrics, *validation_metrics, *test_metrics):
+    for metric in train_metrics + validation_metrics + test_metrics:
         redirect_updates(metric)
     # {% else %}
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)

@@ -450,6 +450,25 @@ def test_code_in_a_keras_file_is_not_executed(complete_script, tmp_path):
 # Weights that are not finite
 # --------------------------------------------------------------------------------------------------
 
+KINDS = ["essential", "complete", pytest.param("parameter_server", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_at_the_end_of_an_epoch_leaves_its_checkpoint(
+    kind, scripts, server_script, tmp_path
+):
+    """A kill while the same files are written again would leave a corrupt one."""
+    script = write_variant({**scripts, "parameter_server": server_script}[kind], tmp_path)
+    train(script, "--epochs", "1")
+    paths = list((tmp_path / "run" / "checkpoints" / "last").glob("ckpt-19.*"))
+    assert len(paths) == 2
+    before = [path.stat() for path in paths]
+    assert "resumed at step 19" in train(script, "--epochs", "2")
+    after = [path.stat() for path in paths]
+    for name in ("st_ino", "st_mtime_ns"):
+        assert [getattr(each, name) for each in after] == [getattr(each, name) for each in before]
+
+
 COUNT_CHECKS = """
 @wraps_original
 def sum_variables(original):

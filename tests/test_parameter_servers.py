@@ -313,9 +313,25 @@ def save(original, kind):
 """
 
 
+# One message to the chief is lost while it saves.
+LOSE_A_MESSAGE = """
+losses = []
+connect = socket.create_connection
+
+def create_connection(*arguments, **options):
+    if signals and not losses:
+        losses.append(signals)
+        raise TimeoutError
+    return connect(*arguments, **options)
+
+socket.create_connection = create_connection
+"""
+
+
 @pytest.mark.long
-def test_servers_wait_until_the_chief_has_saved(cluster):
-    tasks = cluster(SAVE_SLOWLY).start("--epochs", "500")
+@pytest.mark.parametrize("codes", [[], [LOSE_A_MESSAGE]], ids=["whole", "lossy"])
+def test_servers_wait_until_the_chief_has_saved(codes, cluster):
+    tasks = cluster(SAVE_SLOWLY, *codes).start("--epochs", "500")
     wait_for_run(tasks, 3)
     for process in tasks.processes.values():
         process.send_signal(signal.SIGTERM)
@@ -323,6 +339,25 @@ def test_servers_wait_until_the_chief_has_saved(cluster):
     assert_codes(outcomes, 143)
     step = find_number(r"saved at step (\d+)", "".join(outcomes["chief", 0][1:]))
     assert int(step) in list_checkpoints(tasks.run_dir)
+
+
+KILL_IF_FINISHED_BEFORE = """
+@wraps_original
+def load_datasets(original):
+    if is_run_finished():
+        time.sleep(2)  # the other tasks connect
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original()
+"""
+
+
+@pytest.mark.long
+def test_chief_that_is_lost_before_it_continues_a_finished_run(cluster):
+    tasks = cluster(KILL_IF_FINISHED_BEFORE)
+    tasks.train("--epochs", "1")
+    outcomes = tasks.start("--epochs", "2").finish()
+    del outcomes["chief", 0]
+    assert_codes(outcomes, 143)
 
 
 STOP_IN_FIRST_EPOCH = """

@@ -68,7 +68,10 @@ def write_checkpoints(last, best=None):
     """
     if best:
         write_checkpoint("best", best, max_to_keep=1)
-    write_checkpoint("last", last, max_to_keep=3)
+    step = int(last["step"])
+    if step > state.saved_step:  # a kill while the same files are written would corrupt them
+        write_checkpoint("last", last, max_to_keep=3)
+        state.saved_step = step
 
 
 def write_checkpoint(kind, content, max_to_keep):
@@ -90,7 +93,6 @@ def write_checkpoint(kind, content, max_to_keep):
             shutil.rmtree(path)
         elif get_step(path) not in steps:
             path.unlink()
-    state.saved_step = step
 
 
 def list_checkpoints(kind):
@@ -190,6 +192,7 @@ def restore_run(checkpoint):
         state.history = json.loads(checkpoint["history"][0])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
+        state.step_in_graph.assign(state.step)  # read in the validation that is repeated
     if not take_snapshot():
         raise WrongInput(
             "a weight is not finite before the first step; use another --init-checkpoint, or mend "

@@ -23,10 +23,10 @@ def run_steps(distributed_step, iterator, steps):
         batch_arrived_at = read_clock(tf.nest.flatten(batch[-1], expand_composites=True))
         waited += tf.maximum(batch_arrived_at - step_ended_at, 0.0)
         sums = strategy.run(add, args=(sums, distributed_step(batch)))
-    loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))
+    sums = strategy.reduce("SUM", sums, axis=None)
     # A GPU may still be at work: wait for the last update.
     with tf.control_dependencies([tf.convert_to_tensor(first_layer_weights)]):
-        return tf.math.divide_no_nan(loss_sum, weight_sum), waited
+        return tf.math.divide_no_nan(*tf.unstack(sums)), waited
 
 
 def run_loop(distributed_step, metrics, iterator, steps):

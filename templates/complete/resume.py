@@ -10,7 +10,7 @@ def read_log(folder=None):
     path = (folder or run_path()) / "metrics.jsonl"
     if not path.exists():
         return []
-    texts = path.read_text("utf-8", errors="replace").splitlines()
+    texts = path.read_text(errors="replace").splitlines()
     lines = []
     for number, text in enumerate(texts, start=1):
         line = None

@@ -27,16 +27,15 @@ def save_snapshot():
         return
     # A checkpoint of this step may be under way. It lacks the validation, which a resume repeats.
     wait_for_write()
-    step = int(snapshot["step"])
-    if step > state.saved_step:
-        writer.submit(write_checkpoints, snapshot).result()
-        print_status(f"saved at step {step}")
+    writer.submit(write_checkpoints, snapshot).result()
+    if state.saved_step:
+        print_status(f"saved at step {state.saved_step}")
 
 
 def end_process(error):
     """Save what is not saved, report why the run ends, and exit. This never returns."""
     ending_lock.acquire()  # never released: another thread waits here until the exit
-    code = RunInterrupted.exit_code  # if nobody reads the report
+    code = 1
     try:
         error = explain_error(error)
         if isinstance(error, RunInterrupted):
@@ -44,7 +43,8 @@ def end_process(error):
                 save_snapshot()
             except Exception as save_error:  # from the file system or TensorFlow
                 error = explain_error(save_error)
-        code = report_error(error)
+        code = getattr(error, "exit_code", code)
+        report_error(error)  # fails if nobody reads it, or on a full disk
         writer.shutdown()  # waits for the checkpoint that is being written
         if config.workers > 1:
             time.sleep(1)  # other workers may still need this one for the last sum

@@ -68,37 +68,41 @@ def serve(cluster, job, index):
     import_operations()
     address = cluster[job][index]
     try:
-        server = tf.distribute.Server(cluster, job, index, "grpc")
+        server = tf.distribute.Server(cluster, job, index)
     except tf.errors.OpError as error:
         raise WrongInput(
             f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
         ) from error
     print_status(f"{job} {index} serves at {address}")
     chief = cluster["chief"][0]
-    wait_for_chief(chief, finished_file)
-    if not (finished_file.exists() or is_run_finished()):
+    if not is_finished_by_chief(chief, finished_file):
         raise RunInterrupted(f"no chief at {chief}; start all tasks again")
     finished_file.unlink(missing_ok=True)
     del server  # it serves while it is referenced
     raise RunFinished(f"{job} {index}")
 
 
-def wait_for_chief(address, finished_file):
-    """Return when the chief has finished or is lost."""
+def is_finished_by_chief(address, finished_file):
+    """Wait until the chief has finished or is lost. Return whether the run is finished."""
     chief = urlsplit(f"//{address}")
-    patience = FINISHED_SECONDS if is_run_finished() else START_SECONDS
+    was_finished = is_run_finished()
+    patience = FINISHED_SECONDS if was_finished else START_SECONDS
     last_contact = time.monotonic()
     while not finished_file.exists():
         try:
-            socket.create_connection((chief.hostname, chief.port), timeout=5).close()
+            socket.create_connection((chief.hostname, chief.port), 5).close()
             patience = GRACE_SECONDS
             last_contact = time.monotonic()
         except OSError as error:
             # Refused: the process has ended. Otherwise, the network may be slow.
             has_ended = isinstance(error, ConnectionRefusedError) and patience == GRACE_SECONDS
-            if signals or has_ended or time.monotonic() > last_contact + patience:
-                return
+            # After a signal, the chief may still save what a server holds.
+            if has_ended or time.monotonic() > last_contact + (5 if signals else patience):
+                break
         time.sleep(POLL_SECONDS)
+    # A chief that continues a finished run removes the old export late.
+    is_old_export = was_finished and patience == GRACE_SECONDS
+    return finished_file.exists() or (is_run_finished() and not is_old_export)
 
 
 def is_run_finished():
@@ -132,7 +136,7 @@ def dismiss_tasks():
     pool = concurrent.futures.ThreadPoolExecutor(config.workers + config.servers)
     answers = [pool.submit(dismiss, "worker", index) for index in range(config.workers)]
     answers += [pool.submit(dismiss, "ps", index) for index in range(config.servers)]
-    concurrent.futures.wait(answers, timeout=GRACE_SECONDS / 4)
+    concurrent.futures.wait(answers, GRACE_SECONDS / 4)
 
 
 def dismiss(job, index):

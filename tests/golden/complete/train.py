@@ -369,17 +369,25 @@ def create_serving_function(models, example):
 
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
-    the predictions of the first model.
+    the predictions of the first model. Lengths that its keras.Input leaves open stay open: there,
+    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. If the features need more than the
+    first component, return a dict from `fetch`: the other components are those of `example`.
     """
-    # TODO(you): serve something else, such as a decoder or a loop that generates text. If the model
-    # takes sequences of any length, set that length to None in `specs`.
+    # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
     first, *others = example if is_tuple else [example]
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), first)
+    model_inputs = iter(getattr(models[0], "inputs", []))
 
-    @tf.function(input_signature=[specs])
+    def create_spec(x):
+        """Return the TensorSpec of a batch like `x`, with None where the keras.Input has None."""
+        shape = next(model_inputs, x).shape
+        if not x.shape.is_compatible_with(shape):
+            shape = x.shape  # `preprocess` changes the shape
+        return tf.TensorSpec([None, *shape[1:]], x.dtype)
+
+    @tf.function(input_signature=[tf.nest.map_structure(create_spec, first)])
     def serve(inputs):
-        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
+        size = len(tf.nest.flatten(inputs)[0])
         # `preprocess` expects labels too: use the example's labels.
         repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
         batch = (inputs, *repeated) if is_tuple else inputs
@@ -469,7 +477,7 @@ def distributed_test_step(batch):
 
 def add(sums, results):
     """Add a replica's losses and sample weights of one step to its sums, [2] float64."""
-    return sums + tf.cast(results, sums.dtype)
+    return sums + tf.cast(results, "float64")
 
 
 @tf.function
@@ -492,10 +500,10 @@ def run_steps(distributed_step, iterator, steps):
         batch_arrived_at = read_clock(tf.nest.flatten(batch[-1], expand_composites=True))
         waited += tf.maximum(batch_arrived_at - step_ended_at, 0.0)
         sums = strategy.run(add, args=(sums, distributed_step(batch)))
-    loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))
+    sums = strategy.reduce("SUM", sums, axis=None)
     # A GPU may still be at work: wait for the last update.
     with tf.control_dependencies([tf.convert_to_tensor(first_layer_weights)]):
-        return tf.math.divide_no_nan(loss_sum, weight_sum), waited
+        return tf.math.divide_no_nan(*tf.unstack(sums)), waited
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
@@ -665,16 +673,15 @@ def save_snapshot():
         return
     # A checkpoint of this step may be under way. It lacks the validation, which a resume repeats.
     wait_for_write()
-    step = int(snapshot["step"])
-    if step > state.saved_step:
-        writer.submit(write_checkpoints, snapshot).result()
-        print_status(f"saved at step {step}")
+    writer.submit(write_checkpoints, snapshot).result()
+    if state.saved_step:
+        print_status(f"saved at step {state.saved_step}")
 
 
 def end_process(error):
     """Save what is not saved, report why the run ends, and exit. This never returns."""
     ending_lock.acquire()  # never released: another thread waits here until the exit
-    code = RunInterrupted.exit_code  # if nobody reads the report
+    code = 1
     try:
         error = explain_error(error)
         if isinstance(error, RunInterrupted):
@@ -682,7 +689,8 @@ def end_process(error):
                 save_snapshot()
             except Exception as save_error:  # from the file system or TensorFlow
                 error = explain_error(save_error)
-        code = report_error(error)
+        code = getattr(error, "exit_code", code)
+        report_error(error)  # fails if nobody reads it, or on a full disk
         writer.shutdown()  # waits for the checkpoint that is being written
         if config.workers > 1:
             time.sleep(1)  # other workers may still need this one for the last sum
@@ -865,15 +873,14 @@ def choose_strategy():
     Raise WrongInput if TF_CONFIG, --replicas or the devices don't allow it.
     """
     devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
+    allowed = ["mirrored"]
     if config.workers > 1:
         allowed = ["multi_worker"]
     elif config.device_kind == "TPU":
         allowed = ["tpu"]
     elif devices == 1:
         allowed = ["one_device", "mirrored"]  # the best one first
-    elif config.replicas:
-        allowed = ["mirrored"]
-    else:
+    elif not config.replicas:
         allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
@@ -1039,7 +1046,7 @@ def shuffle(size, epoch):
     return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
 
 
-def create_input(examples, size, training, first_step=0):
+def create_input(examples, size, training=False, first_step=0):
     """Return an endless iterator of batches of one shape, and the steps of an epoch.
 
     Training leaves out the incomplete last batch. Evaluation fills the last batch with examples of
@@ -1156,8 +1163,8 @@ class Adam(keras.optimizers.Adam):
         index = self._get_variable_index(variable)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
+            m=self._momentums[index].handle,
+            v=self._velocities[index].handle,
             beta1_power=self.beta1_power,
             beta2_power=self.beta2_power,
             lr=learning_rate,
@@ -1372,7 +1379,10 @@ def write_checkpoints(last, best=None):
     """
     if best:
         write_checkpoint("best", best, max_to_keep=1)
-    write_checkpoint("last", last, max_to_keep=3)
+    step = int(last["step"])
+    if step > state.saved_step:  # a kill while the same files are written would corrupt them
+        write_checkpoint("last", last, max_to_keep=3)
+        state.saved_step = step
 
 
 def write_checkpoint(kind, content, max_to_keep):
@@ -1394,7 +1404,6 @@ def write_checkpoint(kind, content, max_to_keep):
             shutil.rmtree(path)
         elif get_step(path) not in steps:
             path.unlink()
-    state.saved_step = step
 
 
 def list_checkpoints(kind):
@@ -1494,6 +1503,7 @@ def restore_run(checkpoint):
         state.history = json.loads(checkpoint["history"][0])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
+        state.step_in_graph.assign(state.step)  # read in the validation that is repeated
     if not take_snapshot():
         raise WrongInput(
             "a weight is not finite before the first step; use another --init-checkpoint, or mend "
@@ -1690,7 +1700,7 @@ def read_object(name):
     """Return the JSON object in a file of the run, as a dict. Raise WrongInput if that fails."""
     path = run_path(name)
     try:
-        return {**json.loads(path.read_text("utf-8"))}
+        return {**json.loads(path.read_text())}
     except Exception as error:
         # OSError, TypeError for another JSON value, or ValueError for no JSON.
         raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error
@@ -1739,9 +1749,9 @@ def log(split, values):
     }
     if config.worker_index > 0:
         return line
-    with run_path("metrics.jsonl").open("a", encoding="utf-8") as file:
+    with run_path("metrics.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    with create_summary_writer(split).as_default(step=state.step):
+    with create_summary_writer(split).as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
     return line
@@ -1764,7 +1774,7 @@ def read_log(folder=None):
     path = (folder or run_path()) / "metrics.jsonl"
     if not path.exists():
         return []
-    texts = path.read_text("utf-8", errors="replace").splitlines()
+    texts = path.read_text(errors="replace").splitlines()
     lines = []
     for number, text in enumerate(texts, start=1):
         line = None
@@ -2050,11 +2060,9 @@ def end_of_next_loop(step):
     The loops of an epoch have nearly equal lengths, up to the smaller of --steps-per-loop and
     --checkpoint-every-steps.
     """
-    steps = config.steps_per_epoch
-    loops = math.ceil(steps / min(config.steps_per_loop, config.checkpoint_every_steps))
-    step_in_epoch = step % steps
-    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops / steps)
-    return step - step_in_epoch + loop_in_epoch * steps // loops
+    steps_left = config.steps_per_epoch - step % config.steps_per_epoch
+    loops_left = math.ceil(steps_left / min(config.steps_per_loop, config.checkpoint_every_steps))
+    return step + steps_left // loops_left
 
 
 def is_end_of_epoch():
@@ -2156,7 +2164,7 @@ def finish_epoch(validation_set, trained):
     save(best if is_best else None)
     validation = log("validation", validated)
     state.history.append(validation)
-    print_epoch(validated, trained, is_best)
+    print_epoch(validated, trained, "*" if is_best else " ")
     epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
     wait_for_write()
     sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
@@ -2166,10 +2174,13 @@ def finish_epoch(validation_set, trained):
     take_snapshot()  # with what `end_epoch` has changed
 
 
-def print_epoch(validated, trained, is_best):
-    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
+def print_epoch(validated, trained, mark):
+    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit.
+
+    `mark` is "*" if the epoch is the best one so far, and " " otherwise.
+    """
     epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
-    line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
+    line = f"epoch {epoch} {mark}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
     if trained and len(longer) < shutil.get_terminal_size((1000, 0)).columns:
         line = longer
@@ -2350,8 +2361,8 @@ def main(argv=None):
 
     # 4. Create the model and all that belongs to it, and restore the checkpoint.
     create_training_state(datasets, checkpoint)
-    validation_set = create_input(*datasets["validation"], training=False)
-    test_set = create_input(*datasets["test"], training=False)
+    validation_set = create_input(*datasets["validation"])
+    test_set = create_input(*datasets["test"])
     if config.mode != "train":
         evaluate(checkpoint, validation_set, test_set)
         return

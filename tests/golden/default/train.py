@@ -302,17 +302,25 @@ def create_serving_function(models, example):
 
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
-    the predictions of the first model.
+    the predictions of the first model. Lengths that its keras.Input leaves open stay open: there,
+    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. If the features need more than the
+    first component, return a dict from `fetch`: the other components are those of `example`.
     """
-    # TODO(you): serve something else, such as a decoder or a loop that generates text. If the model
-    # takes sequences of any length, set that length to None in `specs`.
+    # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
     first, *others = example if is_tuple else [example]
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), first)
+    model_inputs = iter(getattr(models[0], "inputs", []))
 
-    @tf.function(input_signature=[specs])
+    def create_spec(x):
+        """Return the TensorSpec of a batch like `x`, with None where the keras.Input has None."""
+        shape = next(model_inputs, x).shape
+        if not x.shape.is_compatible_with(shape):
+            shape = x.shape  # `preprocess` changes the shape
+        return tf.TensorSpec([None, *shape[1:]], x.dtype)
+
+    @tf.function(input_signature=[tf.nest.map_structure(create_spec, first)])
     def serve(inputs):
-        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
+        size = len(tf.nest.flatten(inputs)[0])
         # `preprocess` expects labels too: use the example's labels.
         repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
         batch = (inputs, *repeated) if is_tuple else inputs
@@ -402,7 +410,7 @@ def distributed_test_step(batch):
 
 def add(sums, results):
     """Add a replica's losses and sample weights of one step to its sums, [2] float64."""
-    return sums + tf.cast(results, sums.dtype)
+    return sums + tf.cast(results, "float64")
 
 
 @tf.function
@@ -416,8 +424,7 @@ def run_steps(distributed_step, iterator, steps):
     sums = strategy.run(lambda: tf.zeros([2], "float64"))
     for _ in tf.range(steps):
         sums = strategy.run(add, args=(sums, distributed_step(next_batch(iterator))))
-    loss_sum, weight_sum = tf.unstack(strategy.reduce("SUM", sums, axis=None))
-    return tf.math.divide_no_nan(loss_sum, weight_sum)
+    return tf.math.divide_no_nan(*tf.unstack(strategy.reduce("SUM", sums, axis=None)))
 
 
 def run_loop(distributed_step, metrics, iterator, steps):
@@ -579,15 +586,14 @@ def choose_strategy():
     Raise WrongInput if TF_CONFIG, --replicas or the devices don't allow it.
     """
     devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
+    allowed = ["mirrored"]
     if config.workers > 1:
         allowed = ["multi_worker"]
     elif config.device_kind == "TPU":
         allowed = ["tpu"]
     elif devices == 1:
         allowed = ["one_device", "mirrored"]  # the best one first
-    elif config.replicas:
-        allowed = ["mirrored"]
-    else:
+    elif not config.replicas:
         allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
@@ -722,7 +728,7 @@ def shuffle(size, epoch):
     return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
 
 
-def create_input(examples, size, training, first_step=0):
+def create_input(examples, size, training=False, first_step=0):
     """Return an endless iterator of batches of one shape, and the steps of an epoch.
 
     Training leaves out the incomplete last batch. Evaluation fills the last batch with examples of
@@ -824,8 +830,8 @@ class Adam(keras.optimizers.Adam):
         index = self._get_variable_index(variable)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
+            m=self._momentums[index].handle,
+            v=self._velocities[index].handle,
             beta1_power=self.beta1_power,
             beta2_power=self.beta2_power,
             lr=learning_rate,
@@ -1041,14 +1047,14 @@ def parse_object(text):
     return {**json.loads(text)}
 
 
-def read_file(name, parse):
-    """Return what `parse` makes of the text of a file of the run.
+def read_file(name, parse=parse_object):
+    """Return what `parse` makes of the text of a file of the run, by default a dict.
 
     Raise WrongInput if the file can't be read or parsed.
     """
     path = run_path(name)
     try:
-        return parse(path.read_text("utf-8"))
+        return parse(path.read_text())
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
         raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error
@@ -1092,9 +1098,9 @@ def log(split, values):
     }
     if config.worker_index > 0:
         return line
-    with run_path("metrics.jsonl").open("a", encoding="utf-8") as file:
+    with run_path("metrics.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    with create_summary_writer(split).as_default(step=state.step):
+    with create_summary_writer(split).as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
     return line
@@ -1138,7 +1144,7 @@ def find_run():
 
 def check_run(names):
     """Raise WrongInput if one of these settings of the run has changed."""
-    before = read_file("config.json", parse_object)
+    before = read_file("config.json")
     now = describe_run()
     for name in names:
         if before.get(name) != now.get(name):
@@ -1164,7 +1170,7 @@ def load_adapted(train_split, checkpoint):
     # the worker creates it, too.
     os.makedirs(run_path("checkpoints/last"), exist_ok=True)
     check_shared(int(run_path("adapted.json").exists()))
-    adapted.update(read_file("adapted.json", parse_object))
+    adapted.update(read_file("adapted.json"))
 
 
 def initialize_run_dir():
@@ -1283,11 +1289,9 @@ def end_of_next_loop(step):
     The loops of an epoch have nearly equal lengths, up to the smaller of --steps-per-loop and
     --checkpoint-every-steps.
     """
-    steps = config.steps_per_epoch
-    loops = math.ceil(steps / min(config.steps_per_loop, config.checkpoint_every_steps))
-    step_in_epoch = step % steps
-    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops / steps)
-    return step - step_in_epoch + loop_in_epoch * steps // loops
+    steps_left = config.steps_per_epoch - step % config.steps_per_epoch
+    loops_left = math.ceil(steps_left / min(config.steps_per_loop, config.checkpoint_every_steps))
+    return step + steps_left // loops_left
 
 
 def is_end_of_epoch():
@@ -1341,19 +1345,23 @@ def finish_epoch(validation_set, trained):
     # saves both here. "last" is saved without this validation, which a resumed run repeats.
     if is_best:
         save("best")
-    save("last")
+    if trained:  # not when resumed here: a kill while the same files are written would corrupt them
+        save("last")
     state.history.append(log("validation", validated))
-    print_epoch(validated, trained, is_best)
+    print_epoch(validated, trained, "*" if is_best else " ")
     sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
     if end_epoch(state.history):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch`")
 
 
-def print_epoch(validated, trained, is_best):
-    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
+def print_epoch(validated, trained, mark):
+    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit.
+
+    `mark` is "*" if the epoch is the best one so far, and " " otherwise.
+    """
     epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
-    line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
+    line = f"epoch {epoch} {mark}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
     if trained and len(longer) < shutil.get_terminal_size((1000, 0)).columns:
         line = longer
@@ -1423,8 +1431,8 @@ def main(argv=None):
 
     # 4. Create the model and all that belongs to it, and restore the checkpoint.
     create_training_state()
-    validation_set = create_input(*datasets["validation"], training=False)
-    test_set = create_input(*datasets["test"], training=False)
+    validation_set = create_input(*datasets["validation"])
+    test_set = create_input(*datasets["test"])
     if config.mode != "train":
         test_checkpoint(checkpoint, test_set)
         return

@@ -296,17 +296,25 @@ def create_serving_function(models, example):
 
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
-    the predictions of the first model.
+    the predictions of the first model. Lengths that its keras.Input leaves open stay open: there,
+    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. If the features need more than the
+    first component, return a dict from `fetch`: the other components are those of `example`.
     """
-    # TODO(you): serve something else, such as a decoder or a loop that generates text. If the model
-    # takes sequences of any length, set that length to None in `specs`.
+    # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
     first, *others = example if is_tuple else [example]
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), first)
+    model_inputs = iter(getattr(models[0], "inputs", []))
 
-    @tf.function(input_signature=[specs])
+    def create_spec(x):
+        """Return the TensorSpec of a batch like `x`, with None where the keras.Input has None."""
+        shape = next(model_inputs, x).shape
+        if not x.shape.is_compatible_with(shape):
+            shape = x.shape  # `preprocess` changes the shape
+        return tf.TensorSpec([None, *shape[1:]], x.dtype)
+
+    @tf.function(input_signature=[tf.nest.map_structure(create_spec, first)])
     def serve(inputs):
-        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
+        size = len(tf.nest.flatten(inputs)[0])
         # `preprocess` expects labels too: use the example's labels.
         repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
         batch = (inputs, *repeated) if is_tuple else inputs
@@ -665,8 +673,9 @@ def read_tf_config():
         if job == "evaluator":
             return {}, job, index
         spec.task_address(job, index)
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        # TensorFlow raises these for a TF_CONFIG that is no JSON, or has other keys or types.
+    except Exception as error:
+        # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
+        # TF_CONFIG that is no JSON, or has other keys or types.
         raise WrongInput(
             f"TF_CONFIG: {error}; use a value such as "
             '{"cluster": {"chief": ["a:22"], "worker": ["b:22", "c:22"], "ps": ["d:22"]}, '
@@ -712,37 +721,41 @@ def serve(cluster, job, index):
     import_operations()
     address = cluster[job][index]
     try:
-        server = tf.distribute.Server(cluster, job, index, "grpc")
+        server = tf.distribute.Server(cluster, job, index)
     except tf.errors.OpError as error:
         raise WrongInput(
             f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
         ) from error
     print_status(f"{job} {index} serves at {address}")
     chief = cluster["chief"][0]
-    wait_for_chief(chief, finished_file)
-    if not (finished_file.exists() or is_run_finished()):
+    if not is_finished_by_chief(chief, finished_file):
         raise RunInterrupted(f"no chief at {chief}; start all tasks again")
     finished_file.unlink(missing_ok=True)
     del server  # it serves while it is referenced
     raise RunFinished(f"{job} {index}")
 
 
-def wait_for_chief(address, finished_file):
-    """Return when the chief has finished or is lost."""
+def is_finished_by_chief(address, finished_file):
+    """Wait until the chief has finished or is lost. Return whether the run is finished."""
     chief = urlsplit(f"//{address}")
-    patience = FINISHED_SECONDS if is_run_finished() else START_SECONDS
+    was_finished = is_run_finished()
+    patience = FINISHED_SECONDS if was_finished else START_SECONDS
     last_contact = time.monotonic()
     while not finished_file.exists():
         try:
-            socket.create_connection((chief.hostname, chief.port), timeout=5).close()
+            socket.create_connection((chief.hostname, chief.port), 5).close()
             patience = GRACE_SECONDS
             last_contact = time.monotonic()
         except OSError as error:
             # Refused: the process has ended. Otherwise, the network may be slow.
             has_ended = isinstance(error, ConnectionRefusedError) and patience == GRACE_SECONDS
-            if signals or has_ended or time.monotonic() > last_contact + patience:
-                return
+            # After a signal, the chief may still save what a server holds.
+            if has_ended or time.monotonic() > last_contact + (5 if signals else patience):
+                break
         time.sleep(POLL_SECONDS)
+    # A chief that continues a finished run removes the old export late.
+    is_old_export = was_finished and patience == GRACE_SECONDS
+    return finished_file.exists() or (is_run_finished() and not is_old_export)
 
 
 def is_run_finished():
@@ -776,7 +789,7 @@ def dismiss_tasks():
     pool = concurrent.futures.ThreadPoolExecutor(config.workers + config.servers)
     answers = [pool.submit(dismiss, "worker", index) for index in range(config.workers)]
     answers += [pool.submit(dismiss, "ps", index) for index in range(config.servers)]
-    concurrent.futures.wait(answers, timeout=GRACE_SECONDS / 4)
+    concurrent.futures.wait(answers, GRACE_SECONDS / 4)
 
 
 def dismiss(job, index):
@@ -927,7 +940,7 @@ def shuffle(size, epoch):
     return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
 
 
-def create_input(examples, size, training, first_step=0):
+def create_input(examples, size, training=False, first_step=0):
     """Return a function that lists the arguments of calls, and the steps of an epoch.
 
     Each worker gets all examples once, when it connects. For each step, the chief sends the places
@@ -1191,14 +1204,14 @@ def parse_object(text):
     return {**json.loads(text)}
 
 
-def read_file(name, parse):
-    """Return what `parse` makes of the text of a file of the run.
+def read_file(name, parse=parse_object):
+    """Return what `parse` makes of the text of a file of the run, by default a dict.
 
     Raise WrongInput if the file can't be read or parsed.
     """
     path = run_path(name)
     try:
-        return parse(path.read_text("utf-8"))
+        return parse(path.read_text())
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
         raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error
@@ -1240,9 +1253,9 @@ def log(split, values):
         "split": split,
         **values,
     }
-    with run_path("metrics.jsonl").open("a", encoding="utf-8") as file:
+    with run_path("metrics.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    with create_summary_writer(split).as_default(step=state.step):
+    with create_summary_writer(split).as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
     return line
@@ -1286,7 +1299,7 @@ def find_run():
 
 def check_run(names):
     """Raise WrongInput if a setting has changed, or RunFinished after the last step of the run."""
-    before = read_file("config.json", parse_object)
+    before = read_file("config.json")
     now = describe_run()
     for name in names:
         if before.get(name) != now.get(name):
@@ -1313,7 +1326,7 @@ def load_adapted(train_split, checkpoint):
     if config.mode == "train" and not checkpoint:
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
         write_file("adapted.json", json.dumps(adapt(train)))
-    adapted.update(read_file("adapted.json", parse_object))
+    adapted.update(read_file("adapted.json"))
 
 
 def initialize_run_dir():
@@ -1379,7 +1392,7 @@ def create_training_state():
     reset_keras()
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(tf.distribute.get_strategy())
-    for metric in (*train_metrics, *validation_metrics, *test_metrics):
+    for metric in train_metrics + validation_metrics + test_metrics:
         redirect_updates(metric)
     model, optimizer = create_model_and_optimizer(strategy)
     with strategy.scope():
@@ -1401,11 +1414,9 @@ def end_of_next_loop(step):
     The loops of an epoch have nearly equal lengths, up to the smaller of --steps-per-loop and
     --checkpoint-every-steps.
     """
-    steps = config.steps_per_epoch
-    loops = math.ceil(steps / min(config.steps_per_loop, config.checkpoint_every_steps))
-    step_in_epoch = step % steps
-    loop_in_epoch = math.ceil((step_in_epoch + 1) * loops / steps)
-    return step - step_in_epoch + loop_in_epoch * steps // loops
+    steps_left = config.steps_per_epoch - step % config.steps_per_epoch
+    loops_left = math.ceil(steps_left / min(config.steps_per_loop, config.checkpoint_every_steps))
+    return step + steps_left // loops_left
 
 
 def is_end_of_epoch():
@@ -1455,7 +1466,8 @@ def finish_epoch(validation_set, trained):
     """Validate, save and log at the end of an epoch. Stop the run if `end_epoch` returns True."""
     validated = validate(*validation_set)
     if signals:  # the validation may be incomplete
-        save("last")
+        if trained:
+            save("last")
         raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
     check_finite(validated["loss"] + score(validated))
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
@@ -1463,18 +1475,22 @@ def finish_epoch(validation_set, trained):
     # saves both here. "last" is saved without this validation, which a resumed run repeats.
     if is_best:
         save("best")
-    save("last")
+    if trained:  # not when resumed here: a kill while the same files are written would corrupt them
+        save("last")
     state.history.append(log("validation", validated))
-    print_epoch(validated, trained, is_best)
+    print_epoch(validated, trained, "*" if is_best else " ")
     if end_epoch(state.history):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch`")
 
 
-def print_epoch(validated, trained, is_best):
-    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
+def print_epoch(validated, trained, mark):
+    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit.
+
+    `mark` is "*" if the epoch is the best one so far, and " " otherwise.
+    """
     epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
-    line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
+    line = f"epoch {epoch} {mark}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
     if trained and len(longer) < shutil.get_terminal_size((1000, 0)).columns:
         line = longer
@@ -1510,8 +1526,7 @@ def evaluate_continuously(validation_set):
         with contextlib.suppress(FileNotFoundError):  # the chief has removed a checkpoint meanwhile
             path = find_checkpoint("last")
             if path.name != f"ckpt-{state.step}":
-                restore("last", path)
-                state.step = int(checkpoints["last"].step)
+                restore_run(path)
                 validated = validate(*validation_set)
                 print_status(f"step {state.step}  validation {format_metrics(validated)}")
             elif is_finished:
@@ -1575,8 +1590,8 @@ def main(argv=None):
 
     # 4. Create the model and all that belongs to it, and restore the checkpoint.
     create_training_state()
-    validation_set = create_input(*datasets["validation"], training=False)
-    test_set = create_input(*datasets["test"], training=False)
+    validation_set = create_input(*datasets["validation"])
+    test_set = create_input(*datasets["test"])
     if config.mode != "train":
         evaluate(checkpoint, validation_set, test_set)
         return
