@@ -393,7 +393,55 @@ class Loss(keras.layers.Layer):
 """ + return_losses("0.0 * losses")
 
 # By name: the code, the hook that the message must name, and parts of the message.
+# As in layers for Keras 2.
+OWN_VARIABLE = """
+class Scale(keras.layers.Layer):
+    def build(self, shape):
+        self.factor = tf.Variable(tf.ones(shape[1:]))
+
+    def call(self, inputs):
+        return inputs * self.factor
+""" + end_model_with("Scale()", "keras.layers.Dense(10)")
+
+ZERO_LOSSES = """
+def compute_losses(labels, predictions):
+    return tf.zeros(tf.shape(labels))
+
+
+def compute_loss(labels, predictions, sample_weight):
+    losses = loss_object(labels, predictions)
+    return tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
+"""
+
 MISTAKES = {
+    "variable-that-keras-does-not-know": (
+        OWN_VARIABLE,
+        "create_model_and_optimizer",
+        ["neither trains nor saves a tf.Variable of a layer: scale.factor", "self.add_weight"],
+    ),
+    "losses-that-are-zero": (
+        ZERO_LOSSES,
+        "compute_losses",
+        ["the result is 0 for each example", "the first epoch counts as the best", "`score`"],
+    ),
+    "python-in-a-graph": (
+        """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return images.numpy() / 16, labels
+""",
+        "preprocess",
+        ["this runs in a graph"],
+    ),
+    "list-of-features": (
+        """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return [images, images], labels
+""",
+        "preprocess",
+        ["tf.data stacks the tensors of a list"],
+    ),
     "mean-in-the-loss": (
         return_loss("tf.reduce_mean(losses)"),
         "compute_loss",
@@ -492,7 +540,7 @@ MISTAKES = {
     "losses-of-add_loss-only": (
         ADDED_LOSS,
         "compute_losses",
-        ["the result is 0 for each example", "leaves out the losses of add_loss"],
+        ["the result is 0 for each example", "leaves out what only compute_loss or add_loss adds"],
     ),
     "unused-layer": (
         FORGETFUL,
@@ -819,8 +867,39 @@ def create_serving_function(models, example):
     return serve
 """
 
+# Each replica keeps the mean of its own examples.
+QUEUE = """
+class Center(keras.layers.Layer):
+    def build(self, shape):
+        self.queue = self.add_weight(shape=shape[1:], trainable=False, name="queue")
+
+    def call(self, inputs, training=False):
+        if training:
+            self.queue.assign(keras.ops.mean(inputs, axis=0))
+        return inputs - self.queue
+""" + PLAIN_MODEL.replace("keras.layers.Flatten(),", "keras.layers.Flatten(), Center(),")
+
+# As a decoder that gets the target, too.
+NEEDS_LABELS = """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return tf.concat([tf.cast(images, tf.int32), tf.tile(
+        labels[:, None, None, None], [1, 8, 8, 1]
+    )], axis=-1), labels
+""" + PLAIN_MODEL.replace("[8, 8, 1]", "[8, 8, 2]")
+
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
+    "state-of-a-replica": (
+        QUEUE,
+        REPLICAS,
+        ["these variables differ between replicas: sequential/center/queue"],
+    ),
+    "prediction-that-needs-the-label": (
+        NEEDS_LABELS,
+        EXPORT,
+        ["create_serving_function: predictions of the SavedModel need more than `fetch`'s first"],
+    ),
     "statistic-of-a-replica": (
         CENTERED,
         REPLICAS,
@@ -1370,7 +1449,72 @@ def end_epoch(history):
     return last["epoch"] > 1000
 """
 
+# A learned token takes the place of some features, in training only.
+LEARNED_MASK = """
+@keras.saving.register_keras_serializable()
+class Mask(keras.layers.Layer):
+    def build(self, shape):
+        self.seeds = keras.random.SeedGenerator(1)
+        self.token = self.add_weight(shape=shape[1:], name="token")
+
+    def call(self, inputs, training=False):
+        if not training:
+            return inputs
+        shape = [keras.ops.shape(inputs)[0], 1]
+        is_masked = keras.random.uniform(shape, seed=self.seeds) < 0.5
+        return keras.ops.where(is_masked, self.token, inputs)
+""" + PLAIN_MODEL.replace("keras.layers.Flatten(),", "keras.layers.Flatten(), Mask(),")
+
+# `compute_losses` gets one of the model's two outputs.
+ONE_OUTPUT = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        inputs = keras.Input([8, 8, 1])
+        code = keras.layers.Dense(8)(keras.layers.Flatten()(inputs))
+        return keras.Model(inputs, (code, keras.layers.Dense(10)(code))), Adam(1e-3)
+
+
+def compute_loss(labels, predictions, sample_weight):
+    _, logits = predictions
+    losses = compute_losses(labels, logits)
+    return tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
+
+
+def update_metrics(metrics, labels, predictions, sample_weight):
+    for metric in metrics:
+        metric.update_state(labels, predictions[-1], sample_weight)
+
+
+def evaluation_step(batch, metrics):
+    features, labels, sample_weight = batch
+    predictions = model(features, training=False)
+    update_metrics(metrics, labels, predictions, sample_weight)
+    losses = compute_losses(labels, predictions[-1])
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
+"""
+
+# The loss compares the examples of the batch. The best epoch has the highest accuracy.
+BATCH_LOSS = """
+def compute_losses(labels, predictions):
+    return tf.zeros(tf.shape(labels))
+
+
+def compute_loss(labels, predictions, sample_weight):
+    context = tf.distribute.get_replica_context()
+    labels = context.all_gather(labels, axis=0)
+    predictions = context.all_gather(predictions, axis=0)
+    losses = loss_object(labels, predictions - tf.reduce_mean(predictions, axis=0))
+    return tf.reduce_mean(losses) / config.replicas
+"""
+BY_ACCURACY = """
+def score(validation):
+    return -validation["accuracy"]
+"""
+
 CORRECT = {
+    "a learned mask": (LEARNED_MASK, CONTRACT),
+    "a loss of one output": (ONE_OUTPUT, f"{CONTRACT} or {EVALUATION}"),
+    "a loss of the batch alone": (BATCH_LOSS + BY_ACCURACY, CONTRACT),
     "another compute_gradients": (OWN_STEP, CONTRACT),
     "compute_gradients of another batch": (OTHER_BATCH, CONTRACT),
     "no compute_gradients": (WITHOUT_GRADIENTS, CONTRACT),

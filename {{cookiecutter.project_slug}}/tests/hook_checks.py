@@ -50,7 +50,9 @@ def is_array_close(one, other):
     if is_half:  # np.allclose doesn't know bfloat16
         one = one.astype("float32")
         other = other.astype("float32")
-    return np.allclose(one, other, rtol=tolerance, atol=tolerance / 100, equal_nan=True)
+    return one.shape == other.shape and np.allclose(
+        one, other, rtol=tolerance, atol=tolerance / 100, equal_nan=True
+    )
 
 
 def is_same_or_close(one, other):
@@ -238,6 +240,7 @@ def set_globals(batch_size):
     """Set what `main` sets before it calls the hooks that create the model, losses and metrics."""
     train.strategy = tf.distribute.get_strategy()
     train.config.global_batch_size = batch_size
+    train.config.replicas = 1
     train.GLOBAL_BATCH_SIZE = batch_size
     train.reset_keras()
     train.state.step_in_graph = tf.Variable(0.0)  # an edited step may read it
@@ -253,7 +256,6 @@ def create_training_state():
     train.model, train.optimizer = train.create_model_and_optimizer(strategy)
     metrics = train.create_metrics(strategy)
     train.train_metrics, train.validation_metrics, train.test_metrics = metrics
-    disable_randomness(train.model)
     fetched = next(iter(read_fetched(0)))
     seeds = tf.reshape(tf.range(8), [4, 2])
     return unpack(train.preprocess(fetched, seeds, training=True), 4)
@@ -522,7 +524,10 @@ def check_shapes(split, training):
             yield f"the shapes of {name} differ between batches, {some}; pad or cut them"
         for array in arrays:
             if array.shape[:1] != (4,):
-                yield f"the shape of {name} is {array.shape} for 4 examples; return [4, …]"
+                yield (
+                    f"the shape of {name} is {array.shape} for 4 examples; return [4, …]. tf.data "
+                    "stacks the tensors of a list: return a tuple or a dict"
+                )
 
 
 def check_weights(split, training):
@@ -536,7 +541,8 @@ def check_weights(split, training):
         if weight.shape != (4,) or weight.dtype != np.float32:
             yield (
                 f"sample_weight is {weight.dtype} of shape {weight.shape} for 4 examples; return "
-                "float32 of shape (4,)"
+                "float32 of shape (4,). Put weights of tokens or pixels among the labels, and use "
+                "them in compute_losses"
             )
 
 
@@ -602,6 +608,7 @@ def check_model():
         yield "returns a model that isn't built; add keras.Input, or call the model"
         return
     yield from check_scope("the model", models)
+    yield from check_tracking(models)
     optimizers = [optimizer for optimizer in optimizers if optimizer]
     yield from check_scope("the optimizer", optimizers)
     # The outer one may be a LossScaleOptimizer.
@@ -632,6 +639,20 @@ def check_scope(subject, owners):
         yield (
             f"variables of {subject} are created outside strategy.scope(), so they are not on all "
             f"replicas: {paths}; indent the code below `with strategy.scope():`"
+        )
+
+
+def check_tracking(models):
+    """Yield a sentence if layers have variables that Keras doesn't know."""
+    names = set()
+    for layer in find_layers(models):
+        for name, value in vars(layer).items():
+            if isinstance(value, tf.Variable) and not isinstance(value, keras.Variable):
+                names.add(f"{layer.name}.{name.removeprefix('_')}")
+    if names:
+        yield (
+            f"Keras neither trains nor saves a tf.Variable of a layer: {join(sorted(names)[:3])}; "
+            "create it with self.add_weight"
         )
 
 
@@ -711,7 +732,11 @@ def depends_on_batch(features, training):
 
     predictions = predict(features)
     halves = map(predict, cut_batch(features, 2))
-    return not is_close(predictions, tf.nest.map_structure(join_halves, predictions, *halves))
+    try:
+        joined = tf.nest.map_structure(join_halves, predictions, *halves)
+    except tf.errors.InvalidArgumentError:  # their other dimensions differ
+        return True
+    return not is_close(predictions, joined)
 
 
 def draws_in_evaluation(features):
@@ -746,28 +771,46 @@ def record_calls(function):
     return record, calls
 
 
+def record_arguments(hook, batch):
+    """Return the first two arguments of the first call of a hook in a step, or None."""
+    record, calls = record_calls(getattr(train, hook))
+    with restore_variables(train.model), replace(train, hook, record):
+        for step in ("compute_gradients", "validation_step"):
+            with contextlib.suppress(Exception):  # the checks of the other hooks report it
+                getattr(train, step)(batch)
+    return calls[0][:2] if calls and len(calls[0]) >= 2 else None
+
+
 def get_loss_arguments(batch):
-    """Return the labels and predictions that `compute_gradients` passes to `compute_loss`.
+    """Return the labels and predictions that a step passes to `compute_loss`.
 
     The predictions may be more than the model's, such as a teacher's, and the labels may be the
-    features. If the step fails before, or doesn't call `compute_loss`, these are the batch's labels
+    features. If the steps fail before, or don't call `compute_loss`, these are the batch's labels
     and the model's predictions.
+
+    Later calls of the model, as in a loss, are made without randomness: two of them are compared.
     """
-    record, calls = record_calls(train.compute_loss)
-    with restore_variables(train.model), replace(train, "compute_loss", record):
-        with contextlib.suppress(Exception):  # the checks of the other hooks report it
-            train.compute_gradients(batch)
-    if calls and len(calls[0]) >= 2:
-        return calls[0][:2]
+    arguments = record_arguments("compute_loss", batch)
+    disable_randomness(train.model)
+    if arguments:
+        return arguments
     features, labels, _ = batch
     return labels, train.model(features, training=False)
+
+
+def get_losses_arguments(batch):
+    """Return the labels and predictions that a step passes to `compute_losses`.
+
+    They may be a part of those of `compute_loss`.
+    """
+    return record_arguments("compute_losses", batch) or get_loss_arguments(batch)
 
 
 def check_loss_objects():
     batch = create_training_state()
     if not is_plain_model(batch):
         return
-    labels, predictions = get_loss_arguments(batch)
+    labels, predictions = get_losses_arguments(batch)
     are_means_taken = returns_one_value_per_example(labels, predictions)
     for subject, *arguments in list_losses(labels, predictions):
         yield from check_loss(subject, *arguments, are_means_taken)
@@ -844,14 +887,31 @@ def returns_one_value_per_example(labels, predictions):
 
 def check_losses():
     batch = create_training_state()
-    if is_plain_model(batch):
-        labels, predictions = get_loss_arguments(batch)
-        yield from check_loss("the result", train.compute_losses, labels, predictions)
-        if train.model.losses and not np.any(train.compute_losses(labels, predictions)):
-            yield (
-                "the result is 0 for each example, so all validation losses are 0: evaluation "
-                "leaves out the losses of add_loss; return the model's loss here"
-            )
+    if not is_plain_model(batch):
+        return
+    labels, predictions = get_losses_arguments(batch)
+    yield from check_loss("the result", train.compute_losses, labels, predictions)
+    is_zero = not np.any(train.compute_losses(labels, predictions))
+    if is_zero and is_trained_by_another_loss(batch) and depends_on_loss(train.score):
+        yield (
+            "the result is 0 for each example, so all validation losses are 0, and the first epoch "
+            "counts as the best: evaluation leaves out what only compute_loss or add_loss adds; "
+            "return the model's loss here, or use a metric in `score`"
+        )
+
+
+def is_trained_by_another_loss(batch):
+    """Return whether `compute_loss` is not 0. The regularization of weights doesn't count."""
+    own_losses = any(layer._losses for layer in find_layers(train.model))  # of add_loss
+    _, _, weight = batch
+    with without_regularization():
+        return own_losses or bool(train.compute_loss(*get_loss_arguments(batch), weight) != 0)
+
+
+def depends_on_loss(score):
+    """Return whether another validation loss changes the score."""
+    validation = invent_validation()
+    return score(validation) != score({**validation, "loss": 2.0})
 
 
 def check_loss(subject, loss, labels, predictions, are_means_taken=False):
@@ -1027,7 +1087,8 @@ def check_end_epoch():
     if stops[0] != stops[1] or not all(map(is_same, *states)):
         yield (
             "returns or changes something else when it is called again with the same history, as a "
-            "resumed run calls it; compute it from `history` and `config`, not from the last value"
+            "resumed run calls it; compute it from `history` and `config`, not from the last value, "
+            "and draw samples inside keras.StatelessScope()"
         )
 
 
@@ -1173,6 +1234,7 @@ def check_serving_function():
 def check_suspects():
     """Yield sentences about what may make results differ between replicas."""
     batch = create_training_state()
+    disable_randomness(train.model)
     if not is_plain_model(batch):
         return
     features, _, _ = batch
@@ -1244,6 +1306,7 @@ def check_rounding():
     Adam divides a gradient by its size, so it turns even rounding errors into full steps.
     """
     batch = create_training_state()
+    disable_randomness(train.model)
     features, _, _ = batch
     if not is_plain_model(batch) or not has_compute_gradients(batch):
         return
@@ -1363,8 +1426,13 @@ ADVICE = {
         "a metric of tokens or pixels needs a weight for each of them, such as "
         "`tf.ones_like(labels, tf.float32) * sample_weight[:, None]`"
     ),
-    "values to unpack": "the batch of a step is always (features, labels, sample_weight)",
-    "Symbolic|out of scope": (
+    "^fails in .*values to unpack": (
+        "the batch of a step is always (features, labels, sample_weight)"
+    ),
+    "no attribute 'numpy'|'SymbolicTensor' object cannot be": (
+        "this runs in a graph, so use TensorFlow operations, or Python code in tf.numpy_function"
+    ),
+    "out of scope|Symbolic.*[Rr]esource": (
         "create a lookup table once, in a function with @functools.cache, and there inside "
         "tf.init_scope()"
     ),

@@ -41,6 +41,7 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
   binomial, gamma, beta, truncated_normal, shuffle, or numbers for a tensor whose first dimension is
   not the batch
 - create_model_and_optimizer: an initializer that is created outside of it, before --seed is set
+- create_model_and_optimizer, train_step: an assignment of a value of a replica's own examples
 - create_metrics: a metric that is not a sum or a mean over examples, or outside strategy.scope()
 - create_datasets, fetch, preprocess: random numbers that don't come from `seeds`"""
 ROUNDING_SHOWS = """The cause is rounding: on 1 replica, initial weights that differ by rounding
@@ -48,7 +49,10 @@ errors change the results, too, from step {step} on. Before it, replicas agree. 
 - create_model_and_optimizer: a deep model or a high learning rate, which amplify rounding errors
 - any hook: a choice between nearly equal values, such as argmax"""
 FLIPS_SHOW = """The cause is probably rounding. All losses agree, and all metrics in the first line.
-Later, metrics count a few examples otherwise, whose classes are nearly equally likely."""
+In later lines, rounding changes the predicted class of a few examples."""
+UNEQUAL_VARIABLES = """The likely cause: these variables differ between replicas: {names}.
+A layer or a step assigns a value of a replica's own examples to them. Sum the value over replicas
+first, create the variable with aggregation="mean", or assign it in `distributed_train_step`."""
 MOST_FLIPS = 0.02  # share of a line's examples
 PERTURBATIONS = 5  # each is twice as large as the one before; some have no effect
 # {% endif %}
@@ -58,12 +62,15 @@ RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - adapt: a result that differs between processes, such as the order of a set
 - create_model_and_optimizer: a layer that keeps state outside its variables; an initializer that
   is created outside of the hook, before --seed is set
-- end_epoch: what it changes depends on more than `history`"""
+- end_epoch: what it changes depends on more than `history`, or is not a variable of a model or an
+  optimizer: a Python value has no effect on the graph, and checkpoints lack other variables"""
 EVALUATION_CAUSES = """Possible causes:
 - evaluation_step, update_metrics: sample_weight is not used, which is 0 for the examples that fill
   up the last batch
 - create_metrics: a metric that is not a sum or a mean over examples
-- preprocess, create_model_and_optimizer: an output that depends on other examples of the batch"""
+- preprocess, create_model_and_optimizer: an output that depends on other examples of the batch
+- compute_losses, evaluation_step: a value that depends on the step, which checkpoints/best doesn't
+  contain; use it in compute_loss only"""
 
 # ----------------------------------------------------------------------------------------------
 # Jobs
@@ -183,6 +190,9 @@ def test_results_do_not_depend_on_the_replicas(replicas, runs_on_replicas, reque
         f"Results on {replicas} replicas differ from those on 1: "
         f"{describe_difference(*differences[0])}."
     )
+    names = json.loads((run_dir / "unequal.json").read_text(encoding="utf-8"))
+    if names:
+        fail(problem, UNEQUAL_VARIABLES.format(names=", ".join(names[:5])))
     rounding = request.getfixturevalue("hook_report").result()["rounding"]
     causes = find_causes(request, "suspects")
     if not causes:

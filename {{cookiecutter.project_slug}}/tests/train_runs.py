@@ -19,6 +19,7 @@ from hook_checks import (
     draws_in_evaluation,
     fetch_batches,
     find_layers,
+    is_close,
     is_random,
     set_globals,
     unpack,
@@ -28,10 +29,9 @@ from hook_names import RESULT, find_hook
 import train
 from train import keras, np, tf  # train.py imports them without TensorFlow's messages
 
-# Instead of defaults of train.py that don't fit its tests. With rounding to half precision, results
-# would differ more than the tests allow. A warm-up may be longer than their 20 steps, and other
-# strategies or parts of a batch may not fit four replicas or two workers. The tests read the best
-# checkpoint.
+# These flags replace defaults of train.py with which tests would fail. Half precision rounds more
+# than the tests allow. A warm-up may be longer than the 20 steps of a run. Four replicas or two
+# workers may not fit other strategies or parts of a batch. The tests read the best checkpoint.
 NEUTRAL = {
     "export": "best",
     "precision": "float32",
@@ -47,6 +47,7 @@ if "jit_compile" in FLAG_NAMES:
     DEFAULTS.append("--no-jit-compile")  # XLA takes seconds, and fails with BatchNormalization
 FLAGS = ("--epochs", "2", "--steps-per-loop", "3", "--checkpoint-every-steps", "4", *DEFAULTS)
 CHECKSUMS = "checksums.json"  # for the last checkpoint, in the run directory
+UNEQUAL = "unequal.json"  # names of variables that differ between replicas
 
 # ----------------------------------------------------------------------------------------------
 # Runs
@@ -56,10 +57,33 @@ CHECKSUMS = "checksums.json"  # for the last checkpoint, in the run directory
 def train_and_export(*flags):
     """Run train.py on ten batches of each split."""
     cut_datasets()
+    note_unequal_variables()
     train.run([*FLAGS, *flags, "--global-batch-size", str(choose_batch_size())])
     worker_index = getattr(train.config, "worker_index", 0)  # only synchronous workers have one
     if worker_index == 0:
         write_checksums()
+
+
+def note_unequal_variables():
+    """Have the run write which variables differ between replicas when it has been trained."""
+    test_best_checkpoint = train.test_best_checkpoint
+
+    def note_and_test(*arguments):
+        names = json.dumps(find_unequal_variables())
+        train.run_path(UNEQUAL).write_text(names, encoding="utf-8")
+        return test_best_checkpoint(*arguments)
+
+    train.test_best_checkpoint = note_and_test
+
+
+def find_unequal_variables():
+    """Return the names of the model's variables that differ between replicas."""
+    paths = []
+    for variable in train.list_variables(train.model):
+        values = getattr(variable.value, "values", [variable.value])
+        if len({compute_checksum(value.numpy()) for value in values}) > 1:
+            paths.append(variable.path)
+    return paths
 
 
 def train_only(*flags):
@@ -206,7 +230,8 @@ def choose_evaluation_size():
     size = choose_batch_size()
     _, (features, _, _) = next(read_test_split(size))
     try:
-        draws = draws_in_evaluation(features)
+        # The steps may draw from a generator of the model, too.
+        draws = any(map(is_random, tf.nest.flatten(train.model))) or draws_in_evaluation(features)
     except Exception:  # only the steps know how to call the model, or several
         draws = any(map(is_random, find_layers(train.model)))
     return size if draws else size // 2 + 1
@@ -249,6 +274,7 @@ def check_exports(run_dir):
         if problem:
             hook, text = problem
             problems.append(f"{hook}: {name} in export/ {text}")
+    problems += check_components()
     return problems, list(find_fixed_lengths())
 
 
@@ -290,6 +316,27 @@ def compare_saved_model(folder):
         batches = [tf.nest.map_structure(create_input, serve.input_signature)]
     for arguments in batches:
         compare_predictions(loaded.serve(*arguments), serve(*arguments))
+
+
+def check_components():
+    """Yield a problem if predictions need more than the component that the default hook serves."""
+    _, _, split = train.create_datasets()
+    predictions = []
+    for example in fetch_batches(split.batch(1).take(4)):
+        serve = train.create_serving_function(tf.nest.flatten(train.model), example)
+        if not isinstance(example, tuple) or not takes_first_component(serve, example):
+            return
+        if not predictions:
+            inputs = example[0]
+            predictions.append(serve(inputs))  # twice: it may draw random numbers
+        predictions.append(serve(inputs))
+    first, again, *others = predictions
+    if is_close(first, again) and not all(is_close(first, each) for each in others):
+        yield (
+            "create_serving_function: predictions of the SavedModel need more than `fetch`'s first "
+            "component, and use the other components of one test example; return a dict from "
+            "`fetch`, or edit the hook"
+        )
 
 
 def takes_first_component(serve, example):
