@@ -1,7 +1,8 @@
 class Adam(keras.optimizers.Adam):
-    """Keras's Adam as one TensorFlow operation, which is faster. `weight_decay` makes it AdamW.
+    """Keras's Adam as one TensorFlow operation per variable, which is faster.
 
-    Its state equals the state of Keras's Adam: each resumes the other's runs.
+    `weight_decay` makes it AdamW. Its state equals the state of Keras's Adam: each resumes the
+    other's runs.
     """
 
     def apply(self, grads, trainable_variables=None):

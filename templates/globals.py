@@ -41,7 +41,7 @@ def bounded(kind, above=0, below=2**31):
     def number(text):  # argparse prints this name
         value = kind(text)
         if not above < value < below:
-            raise argparse.ArgumentTypeError(f"{text} is not above {above} and below {below}")
+            raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
     return number
@@ -54,7 +54,7 @@ def two_steps(text):
         first, last = map(int, text.split(","))
         if 0 < first <= last:
             return first, last
-    raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,LAST; use two, such as 100,120")
+    raise argparse.ArgumentTypeError(f"{text!r} is not 0 < FIRST <= LAST; use 100,120, say")
 
 
 # {% endif %}
@@ -68,7 +68,7 @@ class Config:
     # {% if is_complete %}
     mode: str = flag(
         "train",
-        "train, test a checkpoint, or validate each new one",
+        "train, test a checkpoint, or validate the newest one repeatedly",
         choices=["train", "evaluate", "continuous_evaluate"],
     )
     # {% else %}

@@ -8,11 +8,19 @@ def compute_losses(labels, predictions):
 
 
 def compute_loss(labels, predictions, sample_weight):
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    """Return the training loss of a worker's batch, [].
+
+    It is sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the regularization losses.
+    `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
+    """
+    # {% else %}
     """Return one replica's share of the training loss, [].
 
     The shares of all replicas add up to sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the
     regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
+    # {% endif %}
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):

@@ -34,8 +34,8 @@ def create_input(examples, size, training=False, first_step=0):
         places = places.skip(first_step % steps).unbatch()  # now an element is [batch, 3]
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
-        # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
-        # all workers would agree at each step on whether there is a next batch.
+        # Each parallel call holds a batch, so many cores would need much memory. `repeat` makes the
+        # dataset infinite. Otherwise workers would send messages at each step to agree on its end.
         # {% if cookiecutter.__size == "complete" %}
         batches = places.map(
             functools.partial(create_batch, examples, size, training), min(16, count_cores())

@@ -18,27 +18,28 @@ def share_random_numbers():
 
 
 def draw_part(draw, shape, **options):
-    """Draw this replica's part of random numbers, a tensor of a shape.
+    """Draw this replica's part of the random numbers that one device would draw for the batch.
 
-    All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple is split as if the rows of an example were
-    adjacent, which they aren't after tf.concat of two batches. A counter has four numbers of 32
-    bits, so parts of 64-bit numbers overlap.
+    `shape` is the shape of the part. The parts of all replicas follow each other. If the first
+    dimension is no multiple of the replica's batch, all examples share the numbers, so all replicas
+    draw the same. A multiple is split as if the rows of an example were adjacent, which they aren't
+    after tf.concat of two batches. A counter has four numbers of 32 bits, so parts of 64-bit
+    numbers overlap.
     """
     context = tf.distribute.get_replica_context()
-    if context is None or shape.shape[0] == 0:
+    if context is None or shape.shape[0] == 0:  # not on a replica, or a scalar
         return draw(shape=shape, **options)
     # {% if cookiecutter.__size == "complete" %}
     index, parts = state.micro_batch
-    own_share = context.replica_id_in_sync_group * parts + index
+    own_part = context.replica_id_in_sync_group * parts + index
     batch_size = config.global_batch_size // (config.replicas * parts)
-    share = tf.where(shape[0] % batch_size == 0, own_share, 0)
+    part = tf.where(shape[0] % batch_size == 0, own_part, 0)
     # {% else %}
     batch_size = config.global_batch_size // config.replicas
-    share = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
+    part = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
     # {% endif %}
     size = tf.reduce_prod(tf.cast(shape, "int64"))
-    first = tf.cast(share, "int64") * size
+    first = tf.cast(part, "int64") * size
     # Start at the counter of this part's first number, and skip the numbers before it.
     options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need

@@ -4,8 +4,8 @@ def create_serving_function(models, example):
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
     the predictions of the first model. Lengths that its keras.Input leaves open stay open: there,
-    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. If the features need more than the
-    first component, return a dict from `fetch`: the other components are those of `example`.
+    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. The other components are from
+    `example`, so return a dict from `fetch` if the features need them.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)

@@ -10,7 +10,7 @@ def compute_gradients(batch):
     """Return one replica's share of the loss, [], and the gradients. Update the metrics.
 
     # {% if cookiecutter.__size == "parameter_server" %}
-    --jit-compile compiles this function, so keep its name and argument.
+    Keep its name and argument: --jit-compile of the synchronous script compiles this function.
     # {% else %}
     Compute all gradients of a step here, and keep the name and the argument: --jit-compile compiles
     this function, and --accumulation-steps of the complete script splits its batch.

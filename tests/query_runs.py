@@ -120,16 +120,24 @@ def predict_first_examples(run_dir):
 
 def get_served_shape(run_dir):
     """Return the shape that the SavedModel of a run takes."""
-    saved_model = tf.saved_model.load(str(Path(run_dir, "export")))
-    return saved_model.signatures["serve"].structured_input_signature[1]["inputs"].shape.as_list()
+    folder = str(Path(run_dir, "export"))
+    saved_model = tf.saved_model.load(folder)
+    signature = saved_model.signatures["serve"]
+    _, inputs = signature.structured_input_signature
+    return inputs["inputs"].shape.as_list()
 
 
 def predict_images(run_dir, shape):
     """Return what the SavedModel and model.keras of a run predict for images of a shape."""
-    images = tf.reshape(tf.range(np.prod(shape)) % 17, shape)
-    saved_model = tf.saved_model.load(str(Path(run_dir, "export")))
+    size = np.prod(shape)
+    images = np.arange(size, dtype="uint8") % 17
+    images = images.reshape(shape)
+    folder = str(Path(run_dir, "export"))
+    saved_model = tf.saved_model.load(folder)
     keras_model, *_ = load_keras_exports(run_dir)
-    return as_lists(saved_model.serve(tf.cast(images, tf.uint8))), as_lists(keras_model(images))
+    served = saved_model.serve(images)
+    predicted = keras_model(images)
+    return as_lists(served), as_lists(predicted)
 
 
 def serve_inputs(run_dir, inputs):

@@ -1449,7 +1449,7 @@ def end_epoch(history):
     return last["epoch"] > 1000
 """
 
-# A learned token takes the place of some features, in training only.
+# A learned token replaces some features, in training only.
 LEARNED_MASK = """
 @keras.saving.register_keras_serializable()
 class Mask(keras.layers.Layer):

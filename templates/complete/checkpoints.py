@@ -152,14 +152,13 @@ def find_checkpoint(kind):
     if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
-        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train, try again if a "
-        "run is writing it, restore the files, or remove a corrupt checkpoints/best and use "
-        "--export last"
+        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
+        "restore the files. If only checkpoints/best is corrupt, remove it and use --export last"
     )
 
 
 def restore(checkpoint, kinds=("model", "optimizer")):
-    """Move the values of a checkpoint to the variables.
+    """Assign the arrays of a checkpoint to the variables, and remove them from it to free memory.
 
     Raise WrongInput if the checkpoint is of another model or optimizer.
     """

@@ -1,9 +1,13 @@
 def wait_for_workers(addresses):
-    """Wait until all workers have connected to the chief, at its address in TF_CONFIG.
+    """Wait until all workers run. Raise RunInterrupted after --timeout.
 
-    Each worker sends its index. The chief answers with its own when it has all of them.
-    TensorFlow listens there later. It would wait for an hour without a message, and no Python
-    handler would be called meanwhile.
+    The chief listens at its address in TF_CONFIG. Each worker connects, and sends its index. On the
+    chief, `missing` has the workers that have not sent theirs. When it has all of them, the chief
+    sends its own index, 0, to each. On a worker, `missing` has only the chief. An index has nine
+    characters.
+
+    TensorFlow listens at this address later. Its own wait may take an hour, prints nothing, and
+    calls no Python handler.
     """
     host, _, port = addresses[0].rpartition(":")
     missing = {0: addresses[0]}
@@ -25,7 +29,8 @@ def wait_for_workers(addresses):
         if waited > next_message:  # on each worker, not only on the chief
             next_message += 60
             print(f"waiting for {names}, {left:.0f} s left")
-        # Nobody is there yet, the port is too high, or another program is there.
+        # OSError: nobody is there yet. OverflowError: the port is too high. ValueError: the port is
+        # no number, or another program is there.
         with contextlib.suppress(OSError, OverflowError, ValueError):
             if server:
                 connection, _ = server.accept()
@@ -104,5 +109,5 @@ def check_workers(datasets):
             if value != expected:
                 raise WrongInput(
                     f"worker {worker} has {name} {value}, but the chief has {expected}; "
-                    "start all workers with the same"
+                    "make both equal, and start all workers again"
                 )

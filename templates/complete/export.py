@@ -35,7 +35,7 @@ def export(folder, examples):
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
         path = part / ("model.keras" if number == 1 else f"model_{number}.keras")
-        form = f"{path.name}; register your own classes, give them a get_config and a build"
+        form = f"{path.name} (register your own classes, with a get_config and a build)"
         with report_export_errors(form), tf.device("CPU:0"):
             each.save(path)
             loaded = keras.saving.load_model(path, compile=False)

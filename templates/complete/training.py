@@ -68,10 +68,11 @@ def recover(first_step):
 
 
 def finish_epoch(validation_set, trained):
-    """Validate, save and log. Stop the run if `end_epoch` returns True, or after --patience epochs.
+    """Validate, save and log. Stop the run if `end_epoch` or --patience asks for it.
 
     Raise RunFailed if the loss or the score is not finite.
     """
+    # Validate with the EMA, if there is one.
     swap_ema_weights()
     validated = validate(*validation_set)
     best = {**state.snapshot, **copy_variables()[0]}  # the model with its EMA
@@ -85,13 +86,14 @@ def finish_epoch(validation_set, trained):
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
+    # From here on, the history contains this validation.
     validation = log("validation", validated)
     state.history.append(validation)
     print_epoch(validated, trained, "*" if is_best else " ")
-    epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
+    epochs_since_best = validation["epoch"] - min(state.history, key=score)["epoch"]
     wait_for_write()
     sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
-    if end_epoch(state.history) or epochs_waited >= (config.patience or math.inf):
+    if end_epoch(state.history) or epochs_since_best >= (config.patience or math.inf):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch` or --patience")
     take_snapshot()  # with what `end_epoch` has changed
@@ -118,7 +120,7 @@ def test_checkpoint(checkpoint, test_set):
 
 
 def evaluate(checkpoint, validation_set, test_set):
-    """Test a checkpoint, or validate each new one, without changing the run's own files."""
+    """Test a checkpoint, or validate the newest repeatedly. The run's own files don't change."""
     if config.mode == "continuous_evaluate":
         evaluate_continuously(validation_set)
     else:

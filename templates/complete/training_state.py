@@ -53,8 +53,8 @@ def configure_optimizer(each):
         return None
     if hasattr(each, "inner_optimizer") or (config.ema_momentum and each.built):
         raise WrongInput(
-            "create_model_and_optimizer: LossScaleOptimizer, or with --ema-momentum a built "
-            "optimizer, can't be used; use --precision mixed_float16, and don't build it"
+            "create_model_and_optimizer: return no LossScaleOptimizer, and with --ema-momentum no "
+            "built optimizer; for loss scaling, use --precision mixed_float16"
         )
     set_schedule(each)
     if config.ema_momentum:

@@ -8,8 +8,12 @@ def accumulate(compute_gradients):
     """
     parts = config.accumulation_steps
 
-    def select(batch, index):
-        """Return a part of each tensor of a batch. Labels may be None."""
+    def start_part(batch, index):
+        """Return a part of each tensor of a batch, and have `draw_part` draw its numbers.
+
+        `index` is a tensor in a loop, so `state.micro_batch` has a meaning only while the gradients
+        of the part are traced. Labels may be None.
+        """
         state.micro_batch = (index, parts)
         return tf.nest.map_structure(
             lambda x: None if x is None else tf.stack(tf.split(x, parts))[index], batch
@@ -19,12 +23,12 @@ def accumulate(compute_gradients):
         seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
         first_values = list(map(tf.identity, seeds))
         # Tensors, not slices of an embedding: see `update`.
-        sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(select(batch, 0)))
+        sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(start_part(batch, 0)))
         for index in tf.range(1, parts):
-            for seed, value in zip(seeds, first_values, strict=True):
-                seed.assign(value)
-            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(select(batch, index)))
-        state.micro_batch = (0, 1)
+            for seed, first_value in zip(seeds, first_values, strict=True):
+                seed.assign(first_value)
+            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(start_part(batch, index)))
+        state.micro_batch = (0, 1)  # a whole batch, as in evaluation
         return tf.nest.map_structure(lambda total: total / parts, sums)
 
     return compute_gradients_in_parts
@@ -76,7 +80,7 @@ def pair_optimizers():
 def swap_ema_weights():
     """Swap the weights and their exponential moving average, which the optimizers hold.
 
-    Does nothing if the optimizers have no `use_ema`, which --ema-momentum sets.
+    Do nothing if the optimizers have no `use_ema`, which --ema-momentum sets.
     """
     for each, its_optimizer in pair_optimizers():
         its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # loss scaling

@@ -88,11 +88,13 @@ def is_finished_by_chief(address, finished_file):
     was_finished = is_run_finished()
     patience = FINISHED_SECONDS if was_finished else START_SECONDS
     last_contact = time.monotonic()
+    is_old_export = False
     while not finished_file.exists():
         try:
             socket.create_connection((chief.hostname, chief.port), 5).close()
             patience = GRACE_SECONDS
             last_contact = time.monotonic()
+            is_old_export = was_finished  # a chief that continues the run removes it late
         except OSError as error:
             # Refused: the process has ended. Otherwise, the network may be slow.
             has_ended = isinstance(error, ConnectionRefusedError) and patience == GRACE_SECONDS
@@ -100,8 +102,6 @@ def is_finished_by_chief(address, finished_file):
             if has_ended or time.monotonic() > last_contact + (5 if signals else patience):
                 break
         time.sleep(POLL_SECONDS)
-    # A chief that continues a finished run removes the old export late.
-    is_old_export = was_finished and patience == GRACE_SECONDS
     return finished_file.exists() or (is_run_finished() and not is_old_export)
 
 

@@ -10,7 +10,7 @@ def wait_for_first_checkpoint():
 
 
 def evaluate_continuously(validation_set):
-    """Validate each new checkpoint until the run is finished."""
+    """Validate the newest checkpoint, and newer ones, until the run is finished."""
     while True:
         is_finished = is_run_finished()
         with contextlib.suppress(FileNotFoundError):  # the chief has removed a checkpoint meanwhile
@@ -25,7 +25,7 @@ def evaluate_continuously(validation_set):
 
 
 def evaluate(checkpoint, validation_set, test_set):
-    """Test the best checkpoint, or validate each new one, without writing to the run."""
+    """Test the best checkpoint, or validate the newest repeatedly, without writing to the run."""
     if config.mode == "continuous_evaluate":
         evaluate_continuously(validation_set)
     else:

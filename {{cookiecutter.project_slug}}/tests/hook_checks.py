@@ -801,7 +801,7 @@ def get_loss_arguments(batch):
 def get_losses_arguments(batch):
     """Return the labels and predictions that a step passes to `compute_losses`.
 
-    They may be a part of those of `compute_loss`.
+    `compute_loss` may get more.
     """
     return record_arguments("compute_losses", batch) or get_loss_arguments(batch)
 
@@ -902,10 +902,11 @@ def check_losses():
 
 def is_trained_by_another_loss(batch):
     """Return whether `compute_loss` is not 0. The regularization of weights doesn't count."""
-    own_losses = any(layer._losses for layer in find_layers(train.model))  # of add_loss
+    # Keras has no public way to list only the losses of add_loss.
+    has_own_losses = any(layer._losses for layer in find_layers(train.model))
     _, _, weight = batch
     with without_regularization():
-        return own_losses or bool(train.compute_loss(*get_loss_arguments(batch), weight) != 0)
+        return has_own_losses or bool(train.compute_loss(*get_loss_arguments(batch), weight) != 0)
 
 
 def depends_on_loss(score):
@@ -1087,8 +1088,8 @@ def check_end_epoch():
     if stops[0] != stops[1] or not all(map(is_same, *states)):
         yield (
             "returns or changes something else when it is called again with the same history, as a "
-            "resumed run calls it; compute it from `history` and `config`, not from the last value, "
-            "and draw samples inside keras.StatelessScope()"
+            "resumed run calls it; compute it from `history` and `config`, not from the last "
+            "value, and draw samples inside keras.StatelessScope()"
         )
 
 

@@ -101,7 +101,7 @@ def bounded(kind, above=0, below=2**31):
     def number(text):  # argparse prints this name
         value = kind(text)
         if not above < value < below:
-            raise argparse.ArgumentTypeError(f"{text} is not above {above} and below {below}")
+            raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
     return number
@@ -113,7 +113,7 @@ def two_steps(text):
         first, last = map(int, text.split(","))
         if 0 < first <= last:
             return first, last
-    raise argparse.ArgumentTypeError(f"{text!r} is not FIRST,LAST; use two, such as 100,120")
+    raise argparse.ArgumentTypeError(f"{text!r} is not 0 < FIRST <= LAST; use 100,120, say")
 
 
 @dataclasses.dataclass
@@ -131,7 +131,7 @@ class Config:
     )
     mode: str = flag(
         "train",
-        "train, test a checkpoint, or validate each new one",
+        "train, test a checkpoint, or validate the newest one repeatedly",
         choices=["train", "evaluate", "continuous_evaluate"],
     )
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
@@ -239,7 +239,8 @@ def adapt(train):
 
     `train` is the training split of `create_datasets`. The chief calls this once per run and saves
     the result in adapted.json. The other hooks read it as `adapted`, in later starts too. Turn
-    arrays into lists, such as np.ravel(mean).tolist() for a Normalization.
+    arrays into lists, such as np.ravel(mean).tolist() for a Normalization. With
+    --init-checkpoint of the complete script, a result of that run with the same keys replaces this.
     """
     # TODO(you): what your model or `preprocess` has to know about the training split.
     return {}
@@ -370,8 +371,8 @@ def create_serving_function(models, example):
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
     the predictions of the first model. Lengths that its keras.Input leaves open stay open: there,
-    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. If the features need more than the
-    first component, return a dict from `fetch`: the other components are those of `example`.
+    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. The other components are from
+    `example`, so return a dict from `fetch` if the features need them.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
@@ -745,11 +746,15 @@ def sum_over_workers(numbers):
 
 
 def wait_for_workers(addresses):
-    """Wait until all workers have connected to the chief, at its address in TF_CONFIG.
+    """Wait until all workers run. Raise RunInterrupted after --timeout.
 
-    Each worker sends its index. The chief answers with its own when it has all of them.
-    TensorFlow listens there later. It would wait for an hour without a message, and no Python
-    handler would be called meanwhile.
+    The chief listens at its address in TF_CONFIG. Each worker connects, and sends its index. On the
+    chief, `missing` has the workers that have not sent theirs. When it has all of them, the chief
+    sends its own index, 0, to each. On a worker, `missing` has only the chief. An index has nine
+    characters.
+
+    TensorFlow listens at this address later. Its own wait may take an hour, prints nothing, and
+    calls no Python handler.
     """
     host, _, port = addresses[0].rpartition(":")
     missing = {0: addresses[0]}
@@ -771,7 +776,8 @@ def wait_for_workers(addresses):
         if waited > next_message:  # on each worker, not only on the chief
             next_message += 60
             print(f"waiting for {names}, {left:.0f} s left")
-        # Nobody is there yet, the port is too high, or another program is there.
+        # OSError: nobody is there yet. OverflowError: the port is too high. ValueError: the port is
+        # no number, or another program is there.
         with contextlib.suppress(OSError, OverflowError, ValueError):
             if server:
                 connection, _ = server.accept()
@@ -850,7 +856,7 @@ def check_workers(datasets):
             if value != expected:
                 raise WrongInput(
                     f"worker {worker} has {name} {value}, but the chief has {expected}; "
-                    "start all workers with the same"
+                    "make both equal, and start all workers again"
                 )
 
 
@@ -1082,8 +1088,8 @@ def create_input(examples, size, training=False, first_step=0):
         places = places.skip(first_step % steps).unbatch()  # now an element is [batch, 3]
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
-        # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
-        # all workers would agree at each step on whether there is a next batch.
+        # Each parallel call holds a batch, so many cores would need much memory. `repeat` makes the
+        # dataset infinite. Otherwise workers would send messages at each step to agree on its end.
         batches = places.map(
             functools.partial(create_batch, examples, size, training), min(16, count_cores())
         ).repeat()
@@ -1143,9 +1149,10 @@ def next_batch(iterator):
 
 
 class Adam(keras.optimizers.Adam):
-    """Keras's Adam as one TensorFlow operation, which is faster. `weight_decay` makes it AdamW.
+    """Keras's Adam as one TensorFlow operation per variable, which is faster.
 
-    Its state equals the state of Keras's Adam: each resumes the other's runs.
+    `weight_decay` makes it AdamW. Its state equals the state of Keras's Adam: each resumes the
+    other's runs.
     """
 
     def apply(self, grads, trainable_variables=None):
@@ -1221,8 +1228,12 @@ def accumulate(compute_gradients):
     """
     parts = config.accumulation_steps
 
-    def select(batch, index):
-        """Return a part of each tensor of a batch. Labels may be None."""
+    def start_part(batch, index):
+        """Return a part of each tensor of a batch, and have `draw_part` draw its numbers.
+
+        `index` is a tensor in a loop, so `state.micro_batch` has a meaning only while the gradients
+        of the part are traced. Labels may be None.
+        """
         state.micro_batch = (index, parts)
         return tf.nest.map_structure(
             lambda x: None if x is None else tf.stack(tf.split(x, parts))[index], batch
@@ -1232,12 +1243,12 @@ def accumulate(compute_gradients):
         seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
         first_values = list(map(tf.identity, seeds))
         # Tensors, not slices of an embedding: see `update`.
-        sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(select(batch, 0)))
+        sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(start_part(batch, 0)))
         for index in tf.range(1, parts):
-            for seed, value in zip(seeds, first_values, strict=True):
-                seed.assign(value)
-            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(select(batch, index)))
-        state.micro_batch = (0, 1)
+            for seed, first_value in zip(seeds, first_values, strict=True):
+                seed.assign(first_value)
+            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(start_part(batch, index)))
+        state.micro_batch = (0, 1)  # a whole batch, as in evaluation
         return tf.nest.map_structure(lambda total: total / parts, sums)
 
     return compute_gradients_in_parts
@@ -1289,7 +1300,7 @@ def pair_optimizers():
 def swap_ema_weights():
     """Swap the weights and their exponential moving average, which the optimizers hold.
 
-    Does nothing if the optimizers have no `use_ema`, which --ema-momentum sets.
+    Do nothing if the optimizers have no `use_ema`, which --ema-momentum sets.
     """
     for each, its_optimizer in pair_optimizers():
         its_optimizer = getattr(its_optimizer, "inner_optimizer", its_optimizer)  # loss scaling
@@ -1463,14 +1474,13 @@ def find_checkpoint(kind):
     if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
-        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train, try again if a "
-        "run is writing it, restore the files, or remove a corrupt checkpoints/best and use "
-        "--export last"
+        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
+        "restore the files. If only checkpoints/best is corrupt, remove it and use --export last"
     )
 
 
 def restore(checkpoint, kinds=("model", "optimizer")):
-    """Move the values of a checkpoint to the variables.
+    """Assign the arrays of a checkpoint to the variables, and remove them from it to free memory.
 
     Raise WrongInput if the checkpoint is of another model or optimizer.
     """
@@ -1531,22 +1541,23 @@ def share_random_numbers():
 
 
 def draw_part(draw, shape, **options):
-    """Draw this replica's part of random numbers, a tensor of a shape.
+    """Draw this replica's part of the random numbers that one device would draw for the batch.
 
-    All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple is split as if the rows of an example were
-    adjacent, which they aren't after tf.concat of two batches. A counter has four numbers of 32
-    bits, so parts of 64-bit numbers overlap.
+    `shape` is the shape of the part. The parts of all replicas follow each other. If the first
+    dimension is no multiple of the replica's batch, all examples share the numbers, so all replicas
+    draw the same. A multiple is split as if the rows of an example were adjacent, which they aren't
+    after tf.concat of two batches. A counter has four numbers of 32 bits, so parts of 64-bit
+    numbers overlap.
     """
     context = tf.distribute.get_replica_context()
-    if context is None or shape.shape[0] == 0:
+    if context is None or shape.shape[0] == 0:  # not on a replica, or a scalar
         return draw(shape=shape, **options)
     index, parts = state.micro_batch
-    own_share = context.replica_id_in_sync_group * parts + index
+    own_part = context.replica_id_in_sync_group * parts + index
     batch_size = config.global_batch_size // (config.replicas * parts)
-    share = tf.where(shape[0] % batch_size == 0, own_share, 0)
+    part = tf.where(shape[0] % batch_size == 0, own_part, 0)
     size = tf.reduce_prod(tf.cast(shape, "int64"))
-    first = tf.cast(share, "int64") * size
+    first = tf.cast(part, "int64") * size
     # Start at the counter of this part's first number, and skip the numbers before it.
     options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
@@ -1941,7 +1952,7 @@ def export(folder, examples):
         archive.write_out(part, verbose=False)
     for number, each in enumerate(copies, start=1):
         path = part / ("model.keras" if number == 1 else f"model_{number}.keras")
-        form = f"{path.name}; register your own classes, give them a get_config and a build"
+        form = f"{path.name} (register your own classes, with a get_config and a build)"
         with report_export_errors(form), tf.device("CPU:0"):
             each.save(path)
             loaded = keras.saving.load_model(path, compile=False)
@@ -2033,8 +2044,8 @@ def configure_optimizer(each):
         return None
     if hasattr(each, "inner_optimizer") or (config.ema_momentum and each.built):
         raise WrongInput(
-            "create_model_and_optimizer: LossScaleOptimizer, or with --ema-momentum a built "
-            "optimizer, can't be used; use --precision mixed_float16, and don't build it"
+            "create_model_and_optimizer: return no LossScaleOptimizer, and with --ema-momentum no "
+            "built optimizer; for loss scaling, use --precision mixed_float16"
         )
     set_schedule(each)
     if config.ema_momentum:
@@ -2145,10 +2156,11 @@ def recover(first_step):
 
 
 def finish_epoch(validation_set, trained):
-    """Validate, save and log. Stop the run if `end_epoch` returns True, or after --patience epochs.
+    """Validate, save and log. Stop the run if `end_epoch` or --patience asks for it.
 
     Raise RunFailed if the loss or the score is not finite.
     """
+    # Validate with the EMA, if there is one.
     swap_ema_weights()
     validated = validate(*validation_set)
     best = {**state.snapshot, **copy_variables()[0]}  # the model with its EMA
@@ -2162,13 +2174,14 @@ def finish_epoch(validation_set, trained):
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "last" is without this validation, which a resumed run repeats.
     save(best if is_best else None)
+    # From here on, the history contains this validation.
     validation = log("validation", validated)
     state.history.append(validation)
     print_epoch(validated, trained, "*" if is_best else " ")
-    epochs_waited = validation["epoch"] - min(state.history, key=score)["epoch"]
+    epochs_since_best = validation["epoch"] - min(state.history, key=score)["epoch"]
     wait_for_write()
     sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
-    if end_epoch(state.history) or epochs_waited >= (config.patience or math.inf):
+    if end_epoch(state.history) or epochs_since_best >= (config.patience or math.inf):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch` or --patience")
     take_snapshot()  # with what `end_epoch` has changed
@@ -2205,7 +2218,7 @@ def test_checkpoint(checkpoint, test_set):
 
 
 def evaluate(checkpoint, validation_set, test_set):
-    """Test a checkpoint, or validate each new one, without changing the run's own files."""
+    """Test a checkpoint, or validate the newest repeatedly. The run's own files don't change."""
     if config.mode == "continuous_evaluate":
         evaluate_continuously(validation_set)
     else:

@@ -94,7 +94,7 @@ def bounded(kind, above=0, below=2**31):
     def number(text):  # argparse prints this name
         value = kind(text)
         if not above < value < below:
-            raise argparse.ArgumentTypeError(f"{text} is not above {above} and below {below}")
+            raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
     return number
@@ -104,7 +104,7 @@ def bounded(kind, above=0, below=2**31):
 class Config:
     """The settings of a run. A field with a help text is a flag: --run-dir is `run_dir`."""
 
-    global_batch_size: int = flag(64, "examples per step, over all replicas")
+    global_batch_size: int = flag(64, "examples per step of one worker")
     epochs: int = flag(30, "passes over the training split")
     learning_rate: float = flag(2e-3, "learning rate, or the highest one of a schedule")
     mode: str = flag("train", "train, or test the best checkpoint", choices=["train", "evaluate"])
@@ -166,7 +166,8 @@ def adapt(train):
 
     `train` is the training split of `create_datasets`. The chief calls this once per run and saves
     the result in adapted.json. The other hooks read it as `adapted`, in later starts too. Turn
-    arrays into lists, such as np.ravel(mean).tolist() for a Normalization.
+    arrays into lists, such as np.ravel(mean).tolist() for a Normalization. With
+    --init-checkpoint of the complete script, a result of that run with the same keys replaces this.
     """
     # TODO(you): what your model or `preprocess` has to know about the training split.
     return {}
@@ -255,10 +256,10 @@ def compute_losses(labels, predictions):
 
 
 def compute_loss(labels, predictions, sample_weight):
-    """Return one replica's share of the training loss, [].
+    """Return the training loss of a worker's batch, [].
 
-    The shares of all replicas add up to sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the
-    regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
+    It is sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the regularization losses.
+    `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
@@ -297,8 +298,8 @@ def create_serving_function(models, example):
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
     the predictions of the first model. Lengths that its keras.Input leaves open stay open: there,
-    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. If the features need more than the
-    first component, return a dict from `fetch`: the other components are those of `example`.
+    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. The other components are from
+    `example`, so return a dict from `fetch` if the features need them.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
@@ -338,7 +339,7 @@ def update_metrics(metrics, labels, predictions, sample_weight):
 def compute_gradients(batch):
     """Return one replica's share of the loss, [], and the gradients. Update the metrics.
 
-    --jit-compile compiles this function, so keep its name and argument.
+    Keep its name and argument: --jit-compile of the synchronous script compiles this function.
     """
     # TODO(you): with several models, return a tuple of their gradients. Use a tape for each, or a
     # persistent one.
@@ -741,11 +742,13 @@ def is_finished_by_chief(address, finished_file):
     was_finished = is_run_finished()
     patience = FINISHED_SECONDS if was_finished else START_SECONDS
     last_contact = time.monotonic()
+    is_old_export = False
     while not finished_file.exists():
         try:
             socket.create_connection((chief.hostname, chief.port), 5).close()
             patience = GRACE_SECONDS
             last_contact = time.monotonic()
+            is_old_export = was_finished  # a chief that continues the run removes it late
         except OSError as error:
             # Refused: the process has ended. Otherwise, the network may be slow.
             has_ended = isinstance(error, ConnectionRefusedError) and patience == GRACE_SECONDS
@@ -753,8 +756,6 @@ def is_finished_by_chief(address, finished_file):
             if has_ended or time.monotonic() > last_contact + (5 if signals else patience):
                 break
         time.sleep(POLL_SECONDS)
-    # A chief that continues a finished run removes the old export late.
-    is_old_export = was_finished and patience == GRACE_SECONDS
     return finished_file.exists() or (is_run_finished() and not is_old_export)
 
 
@@ -1520,7 +1521,7 @@ def wait_for_first_checkpoint():
 
 
 def evaluate_continuously(validation_set):
-    """Validate each new checkpoint until the run is finished."""
+    """Validate the newest checkpoint, and newer ones, until the run is finished."""
     while True:
         is_finished = is_run_finished()
         with contextlib.suppress(FileNotFoundError):  # the chief has removed a checkpoint meanwhile
@@ -1535,7 +1536,7 @@ def evaluate_continuously(validation_set):
 
 
 def evaluate(checkpoint, validation_set, test_set):
-    """Test the best checkpoint, or validate each new one, without writing to the run."""
+    """Test the best checkpoint, or validate the newest repeatedly, without writing to the run."""
     if config.mode == "continuous_evaluate":
         evaluate_continuously(validation_set)
     else:

@@ -90,7 +90,7 @@ def bounded(kind, above=0, below=2**31):
     def number(text):  # argparse prints this name
         value = kind(text)
         if not above < value < below:
-            raise argparse.ArgumentTypeError(f"{text} is not above {above} and below {below}")
+            raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
     return number
@@ -194,7 +194,8 @@ def adapt(train):
 
     `train` is the training split of `create_datasets`. The chief calls this once per run and saves
     the result in adapted.json. The other hooks read it as `adapted`, in later starts too. Turn
-    arrays into lists, such as np.ravel(mean).tolist() for a Normalization.
+    arrays into lists, such as np.ravel(mean).tolist() for a Normalization. With
+    --init-checkpoint of the complete script, a result of that run with the same keys replaces this.
     """
     # TODO(you): what your model or `preprocess` has to know about the training split.
     import collections
@@ -359,8 +360,8 @@ def create_serving_function(models, example):
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
     the predictions of the first model. Lengths that its keras.Input leaves open stay open: there,
-    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. If the features need more than the
-    first component, return a dict from `fetch`: the other components are those of `example`.
+    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. The other components are from
+    `example`, so return a dict from `fetch` if the features need them.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
@@ -828,8 +829,8 @@ def create_input(examples, size, training=False, first_step=0):
         places = places.skip(first_step % steps).unbatch()  # now an element is [batch, 3]
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
-        # Each parallel call holds a batch, so many cores would need much memory. Without `repeat`,
-        # all workers would agree at each step on whether there is a next batch.
+        # Each parallel call holds a batch, so many cores would need much memory. `repeat` makes the
+        # dataset infinite. Otherwise workers would send messages at each step to agree on its end.
         batches = places.map(
             functools.partial(create_batch, examples, size, training), min(16, os.cpu_count())
         ).repeat()
@@ -874,9 +875,10 @@ def next_batch(iterator):
 
 
 class Adam(keras.optimizers.Adam):
-    """Keras's Adam as one TensorFlow operation, which is faster. `weight_decay` makes it AdamW.
+    """Keras's Adam as one TensorFlow operation per variable, which is faster.
 
-    Its state equals the state of Keras's Adam: each resumes the other's runs.
+    `weight_decay` makes it AdamW. Its state equals the state of Keras's Adam: each resumes the
+    other's runs.
     """
 
     def apply(self, grads, trainable_variables=None):
@@ -1083,20 +1085,21 @@ def share_random_numbers():
 
 
 def draw_part(draw, shape, **options):
-    """Draw this replica's part of random numbers, a tensor of a shape.
+    """Draw this replica's part of the random numbers that one device would draw for the batch.
 
-    All replicas draw the same if the first dimension is no multiple of the replica's batch, as for
-    a number that all examples share. A multiple is split as if the rows of an example were
-    adjacent, which they aren't after tf.concat of two batches. A counter has four numbers of 32
-    bits, so parts of 64-bit numbers overlap.
+    `shape` is the shape of the part. The parts of all replicas follow each other. If the first
+    dimension is no multiple of the replica's batch, all examples share the numbers, so all replicas
+    draw the same. A multiple is split as if the rows of an example were adjacent, which they aren't
+    after tf.concat of two batches. A counter has four numbers of 32 bits, so parts of 64-bit
+    numbers overlap.
     """
     context = tf.distribute.get_replica_context()
-    if context is None or shape.shape[0] == 0:
+    if context is None or shape.shape[0] == 0:  # not on a replica, or a scalar
         return draw(shape=shape, **options)
     batch_size = config.global_batch_size // config.replicas
-    share = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
+    part = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
     size = tf.reduce_prod(tf.cast(shape, "int64"))
-    first = tf.cast(share, "int64") * size
+    first = tf.cast(part, "int64") * size
     # Start at the counter of this part's first number, and skip the numbers before it.
     options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
