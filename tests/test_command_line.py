@@ -43,7 +43,7 @@ BAD_FLAGS = {
     "profile past the end": ("--epochs 1 --profile 1,20", "--profile", "20", "19"),
     "warm-up past the end": ("--epochs 1 --warmup-steps 20", "--warmup-steps", "19"),
     "unequal parts": ("--accumulation-steps 3", "--global-batch-size 64", "multiple of 3"),
-    "momentum": ("--ema-momentum 1", "--ema-momentum", "not above 0 and below 1"),
+    "momentum": ("--ema-momentum 1", "--ema-momentum", "must be above 0 and below 1"),
     "batch larger than the data": ("--global-batch-size 1258", "1258", "1257"),
     "multi_worker without TF_CONFIG": ("--strategy multi_worker", "TF_CONFIG"),
     "replicas on a TPU": ("--replicas 2 --strategy tpu", "--strategy tpu"),

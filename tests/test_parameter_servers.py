@@ -321,6 +321,7 @@ connect = socket.create_connection
 def create_connection(*arguments, **options):
     if signals and not losses:
         losses.append(signals)
+        time.sleep(5)
         raise TimeoutError
     return connect(*arguments, **options)
 

@@ -1574,6 +1574,26 @@ def test_defaults_that_do_not_fit_the_tests_pass(run_tests):
     assert not report.failed, report.output
 
 
+UNUSED_OUTPUT = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        inputs = keras.Input([8, 8, 1])
+        code = keras.layers.Dense(8)(keras.layers.Flatten()(inputs))
+        pooled = keras.layers.Dense(3, name="pooled")(code)
+        backbone = keras.Model(inputs, {"code": code, "pooled": pooled})
+        outputs = keras.layers.Dense(10)(backbone(inputs)["code"])
+        return keras.Model(inputs, outputs), Adam(1e-3)
+"""
+
+
+@pytest.mark.long
+def test_output_that_the_loss_does_not_use_is_a_warning(run_tests):
+    report = run_tests(UNUSED_OUTPUT, only=CONTRACT)
+    assert not report.failed, report.output
+    assert "the loss doesn't depend on these variables" in report.output
+    assert "pooled/kernel, " in report.output
+
+
 DECODER = """
 def create_serving_function(models, example):
     decoder = models[0].layers[-1]

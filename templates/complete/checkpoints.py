@@ -68,10 +68,8 @@ def write_checkpoints(last, best=None):
     """
     if best:
         write_checkpoint("best", best, max_to_keep=1)
-    step = int(last["step"])
-    if step > state.saved_step:  # a kill while the same files are written would corrupt them
-        write_checkpoint("last", last, max_to_keep=3)
-        state.saved_step = step
+    write_checkpoint("last", last, max_to_keep=3)
+    state.saved_step = int(last["step"])
 
 
 def write_checkpoint(kind, content, max_to_keep):
@@ -81,7 +79,9 @@ def write_checkpoint(kind, content, max_to_keep):
     step = int(content["step"])
     checkpoint.save_counter.assign(step)  # doesn't depend on the number of restarts
     folder = run_path(f"checkpoints/{kind}")
-    checkpoint.write(folder / f"ckpt-{step}")
+    # A kill while "last" is written again, when a run resumes there, would corrupt it.
+    if kind == "best" or step > state.saved_step:
+        checkpoint.write(folder / f"ckpt-{step}")
     steps = [each for each in list_checkpoints(kind) if each <= step][-max_to_keep:]
     paths = [f"ckpt-{each}" for each in steps]
     # TensorFlow's list of checkpoints, for tf.train.latest_checkpoint. There is no other function

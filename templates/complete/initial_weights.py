@@ -1,5 +1,5 @@
 def read_weights(path):
-    """Return the (name, value) of all weights in a run, a checkpoint or a .keras file.
+    """Return the (name, value) of all weights in a run, a checkpoint, an export or a .keras file.
 
     For a run, they are of its best checkpoint.
     """

@@ -96,10 +96,11 @@ def is_finished_by_chief(address, finished_file):
             last_contact = time.monotonic()
             is_old_export = was_finished  # a chief that continues the run removes it late
         except OSError as error:
+            if signals:  # the chief may still save what a server holds
+                patience = GRACE_SECONDS
             # Refused: the process has ended. Otherwise, the network may be slow.
             has_ended = isinstance(error, ConnectionRefusedError) and patience == GRACE_SECONDS
-            # After a signal, the chief may still save what a server holds.
-            if has_ended or time.monotonic() > last_contact + (5 if signals else patience):
+            if has_ended or time.monotonic() > last_contact + patience:
                 break
         time.sleep(POLL_SECONDS)
     return finished_file.exists() or (is_run_finished() and not is_old_export)

@@ -645,7 +645,9 @@ def check_scope(subject, owners):
 def check_tracking(models):
     """Yield a sentence if layers have variables that Keras doesn't know."""
     names = set()
-    for layer in find_layers(models):
+    # Keras's lookup layers save their variables themselves.
+    layers = [x for x in find_layers(models) if not type(x).__module__.startswith("keras")]
+    for layer in layers:
         for name, value in vars(layer).items():
             if isinstance(value, tf.Variable) and not isinstance(value, keras.Variable):
                 names.add(f"{layer.name}.{name.removeprefix('_')}")
@@ -772,13 +774,22 @@ def record_calls(function):
 
 
 def record_arguments(hook, batch):
-    """Return the first two arguments of the first call of a hook in a step, or None."""
+    """Return the first two arguments of the first call of a hook in a step, or None.
+
+    Calls without a tensor [4, …] don't count, such as for two views of each example. Later calls of
+    the model, as in a loss, are made without randomness: two of them are compared.
+    """
     record, calls = record_calls(getattr(train, hook))
     with restore_variables(train.model), replace(train, hook, record):
         for step in ("compute_gradients", "validation_step"):
             with contextlib.suppress(Exception):  # the checks of the other hooks report it
                 getattr(train, step)(batch)
-    return calls[0][:2] if calls and len(calls[0]) >= 2 else None
+    disable_randomness(train.model)
+    pairs = [arguments[:2] for arguments in calls if len(arguments) >= 2]
+    for pair in pairs:
+        if any(map(has_batch_dimension, flatten_tensors(pair))):
+            return pair
+    return None
 
 
 def get_loss_arguments(batch):
@@ -787,11 +798,8 @@ def get_loss_arguments(batch):
     The predictions may be more than the model's, such as a teacher's, and the labels may be the
     features. If the steps fail before, or don't call `compute_loss`, these are the batch's labels
     and the model's predictions.
-
-    Later calls of the model, as in a loss, are made without randomness: two of them are compared.
     """
     arguments = record_arguments("compute_loss", batch)
-    disable_randomness(train.model)
     if arguments:
         return arguments
     features, labels, _ = batch
@@ -1138,20 +1146,57 @@ def check_gradients():
         return compute(*args, **kwargs)
 
     # In a graph, as in a run: there, both branches of tf.cond count.
-    compute_gradients = tf.function(train.compute_gradients)
     with replace(tf.GradientTape, "gradient", compute_or_none):
-        gradients = list_gradients(compute_gradients(batch))
+        function = tf.function(train.compute_gradients).get_concrete_function(batch)
+    results = function.structured_outputs
+    gradients = list_gradients(results)
     variables = list_trainable_variables()
     if len(gradients) != len(variables):
         return  # an edited compute_gradients
     pairs = zip(variables, gradients, strict=True)
-    paths = [variable.path for variable, gradient in pairs if gradient is None]
+    untrained = [variable for variable, gradient in pairs if gradient is None]
+    idle = find_idle(untrained, function.graph, results[0])
+    idle_ids = set(map(id, idle))
+    paths = [variable.path for variable in untrained if id(variable) not in idle_ids]
     if paths:
         yield (
             f"these variables get no gradient, so they are never trained: {', '.join(paths)}; use "
             "their layer, look for what cuts the loss off (stop_gradient, tf.argmax, a cast to "
             "integers), or set trainable=False"
         )
+    if idle:
+        yield Hint(
+            "the loss doesn't depend on these variables, so they are never trained: "
+            f"{', '.join(variable.path for variable in idle)}; if that is not intended, use the "
+            "output of their layer"
+        )
+
+
+def find_idle(variables, graph, loss):
+    """Return the variables that a graph reads, but from which it doesn't compute the loss.
+
+    They belong to an output of a layer that the loss doesn't use, such as the pooled one of BERT.
+    """
+    reads = {id(outer): inner.name for outer, inner in graph.captures}
+    names = {tensor.name for tensor in list_sources(loss)}
+    idle = []
+    for variable in variables:
+        name = reads.get(id(variable.value.handle))
+        if name and name not in names:
+            idle.append(variable)
+    return idle
+
+
+def list_sources(tensors):
+    """Return all tensors of a graph from which some tensors are computed."""
+    sources = {}
+    pending = flatten_tensors(tensors)
+    while pending:
+        tensor = pending.pop()
+        if tensor.name not in sources:
+            sources[tensor.name] = tensor
+            pending += tensor.op.inputs
+    return list(sources.values())
 
 
 def check_slices():
@@ -1367,6 +1412,7 @@ def predict_in_both_modes(features):
 # Beside the hooks: what may make results differ between replicas, probably or possibly.
 SUSPECTS = "suspects"
 ROUNDING = "rounding"
+HINTS = "hints"  # pairs of a hook and a text
 
 CHECKS = (
     ("create_datasets", check_datasets),
@@ -1395,11 +1441,11 @@ NEEDED = {
 
 
 def check_hooks():
-    """Return the problems of each hook, and None for a hook that can't be checked."""
+    """Return the problems of each hook, None for a hook that can't be checked, and hints."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     replicas = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(cpu, replicas)
-    report = {hook: [] for hook in (*HOOKS, SUSPECTS, ROUNDING)}
+    report = {key: [] for key in (*HOOKS, SUSPECTS, ROUNDING, HINTS)}
     for hook, check in CHECKS:
         if any(report[needed] for needed in NEEDED.get(hook, ())):
             report[hook] = None
@@ -1408,12 +1454,19 @@ def check_hooks():
     return report
 
 
+class Hint(str):
+    """What a check finds that may be intended."""
+
+
 def run_check(hook, check, report):
-    """Add the problems that a check finds to the report."""
+    """Add the problems and hints that a check finds to the report."""
     problems = []
     try:
         for problem in check():
-            problems.append(problem)
+            if isinstance(problem, Hint):
+                report[HINTS].append((hook, problem))
+            else:
+                problems.append(problem)
     except (Exception, SystemExit) as error:  # hooks can raise any type
         if not problems:
             report_exception(error, hook, report)
@@ -1440,15 +1493,19 @@ ADVICE = {
 }
 
 
+def has_problems(report):
+    return any(problems for key, problems in report.items() if key != HINTS)
+
+
 def report_exception(error, hook, report):
     """Add an exception to the report, unless it may follow from an earlier problem."""
-    if any(report.values()):
+    if has_problems(report):
         if hook in HOOKS:
             report[hook] = report[hook] or None
         return
     name, line = find_hook("".join(traceback.format_exception(error)))
     place = f" (train.py, line {line})" if line else ""
-    if name in STEPS:
+    if name in (*STEPS, "train_step"):
         place = f" in {name}{place}"
         name = "train_step"
     problem = f"fails{place}: {describe_error(error)}"

@@ -264,7 +264,8 @@ def preprocess(batch, seeds, training):
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
     tf.data, it would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
-    by tf.ensure_shape: the graph of a step gets smaller.
+    by tf.ensure_shape: the graph of a step gets smaller. In the exported function, the batch size
+    and the lengths that the model's keras.Input leaves open are None.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -359,7 +360,8 @@ def end_epoch(history):
 
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
-    changes here must depend on `history` only.
+    changes here must depend on `history` only. Change only variables of models and optimizers:
+    graphs keep the first Python values, and checkpoints lack other variables.
     """
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
@@ -1390,10 +1392,8 @@ def write_checkpoints(last, best=None):
     """
     if best:
         write_checkpoint("best", best, max_to_keep=1)
-    step = int(last["step"])
-    if step > state.saved_step:  # a kill while the same files are written would corrupt them
-        write_checkpoint("last", last, max_to_keep=3)
-        state.saved_step = step
+    write_checkpoint("last", last, max_to_keep=3)
+    state.saved_step = int(last["step"])
 
 
 def write_checkpoint(kind, content, max_to_keep):
@@ -1403,7 +1403,9 @@ def write_checkpoint(kind, content, max_to_keep):
     step = int(content["step"])
     checkpoint.save_counter.assign(step)  # doesn't depend on the number of restarts
     folder = run_path(f"checkpoints/{kind}")
-    checkpoint.write(folder / f"ckpt-{step}")
+    # A kill while "last" is written again, when a run resumes there, would corrupt it.
+    if kind == "best" or step > state.saved_step:
+        checkpoint.write(folder / f"ckpt-{step}")
     steps = [each for each in list_checkpoints(kind) if each <= step][-max_to_keep:]
     paths = [f"ckpt-{each}" for each in steps]
     # TensorFlow's list of checkpoints, for tf.train.latest_checkpoint. There is no other function
@@ -1611,7 +1613,7 @@ def prepare_layers_for_replicas():
 
 
 def read_weights(path):
-    """Return the (name, value) of all weights in a run, a checkpoint or a .keras file.
+    """Return the (name, value) of all weights in a run, a checkpoint, an export or a .keras file.
 
     For a run, they are of its best checkpoint.
     """

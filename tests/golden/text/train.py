@@ -244,7 +244,8 @@ def preprocess(batch, seeds, training):
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
     tf.data, it would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
-    by tf.ensure_shape: the graph of a step gets smaller.
+    by tf.ensure_shape: the graph of a step gets smaller. In the exported function, the batch size
+    and the lengths that the model's keras.Input leaves open are None.
     """
     # TODO(you): clean up, augment. For an operation on single examples use tf.map_fn.
     texts, labels = batch
@@ -348,7 +349,8 @@ def end_epoch(history):
 
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
-    changes here must depend on `history` only.
+    changes here must depend on `history` only. Change only variables of models and optimizers:
+    graphs keep the first Python values, and checkpoints lack other variables.
     """
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
@@ -1063,6 +1065,7 @@ def restore_run(checkpoint):
         restore("last", checkpoint)
         state.step = int(checkpoints["last"].step)
         state.history = json.loads(checkpoints["last"].history.numpy()[0])
+        state.step_in_graph.assign(state.step)  # read in the validation that is repeated
 
 
 def share_random_numbers():
