@@ -782,8 +782,9 @@ def record_arguments(hook, batch):
     record, calls = record_calls(getattr(train, hook))
     with restore_variables(train.model), replace(train, hook, record):
         for step in ("compute_gradients", "validation_step"):
-            with contextlib.suppress(Exception):  # the checks of the other hooks report it
-                getattr(train, step)(batch)
+            if not calls:
+                with contextlib.suppress(Exception):  # the checks of the other hooks report it
+                    getattr(train, step)(batch)
     disable_randomness(train.model)
     pairs = [arguments[:2] for arguments in calls if len(arguments) >= 2]
     for pair in pairs:
