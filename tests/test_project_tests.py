@@ -888,8 +888,27 @@ def preprocess(batch, seeds, training):
     )], axis=-1), labels
 """ + PLAIN_MODEL.replace("[8, 8, 1]", "[8, 8, 2]")
 
+# No checkpoint has the variable. A resume at the end of an epoch sets it again, others don't.
+OWN_FACTOR = """
+factor = tf.Variable(1.0, trainable=False)
+
+
+def compute_losses(labels, predictions):
+    return loss_object(labels, predictions) * factor
+
+
+def end_epoch(history):
+    factor.assign(0.5 ** len(history))
+    return False
+"""
+
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
+    "variable-of-no-model": (
+        OWN_FACTOR,
+        KILLED,
+        ["A run that was killed and resumed differs", "and checkpoints lack other variables"],
+    ),
     "state-of-a-replica": (
         QUEUE,
         REPLICAS,

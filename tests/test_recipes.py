@@ -167,6 +167,7 @@ def test_export_of_image_files_takes_their_bytes(create_project):
     size = random.Random(f"{SEED} files").choice(SIZES)
     project = create_project("image_files", size)
     train_recipe(project, "image_files")
+    (project / "run").rename(project / "run-files")  # as in the commands of the page
     files = sorted((project / "data" / "3").glob("*.png"))[:40]
     outcome = run_script(project / "predict.py", *files)
     assert (outcome.code, outcome.errors) == (0, "")

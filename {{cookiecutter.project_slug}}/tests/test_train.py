@@ -519,27 +519,41 @@ def run_train(function, run_dir, *flags):
 
 
 def kill_and_resume(run_dir):
-    """Kill a run after its first checkpoint, and after its first validation. Resume it each time.
+    """Kill a run after its first checkpoint, its first validation, and the next checkpoint.
 
-    Return the run directory.
+    Resume it each time. A fast run may end before the last kill. Return the run directory.
     """
     is_saved = (run_dir / "checkpoints/last/checkpoint").exists
     for is_due in (is_saved, lambda: is_validated(run_dir)):
-        process = start("train_only", "--run-dir", run_dir, *REPLICAS)
-        wait([process], is_due)
-        has_ended = process.poll() is not None
-        process.kill()
-        process.wait()
-        if has_ended:
-            finish(process)
+        if not start_and_kill(run_dir, is_due):
             pytest.skip("the run ended before it could be killed")
+    step = find_last_step(run_dir)
+    start_and_kill(run_dir, lambda: find_last_step(run_dir) > step)
     return run_train("train_only", run_dir, *REPLICAS)
+
+
+def start_and_kill(run_dir, is_due):
+    """Start or resume a run, and kill it when a condition is true. Return whether it was killed."""
+    process = start("train_only", "--run-dir", run_dir, *REPLICAS)
+    wait([process], is_due)
+    has_ended = process.poll() is not None
+    process.kill()
+    process.wait()
+    if has_ended:
+        finish(process)  # which reports a failure
+    return not has_ended
 
 
 def is_validated(run_dir):
     """Return whether the log has a line of a validation."""
     log = run_dir / "metrics.jsonl"
     return log.exists() and '"validation"' in log.read_text(encoding="utf-8")
+
+
+def find_last_step(run_dir):
+    """Return the step of the last checkpoint."""
+    paths = (run_dir / "checkpoints/last").glob("ckpt-*.index")
+    return max(int(path.stem.removeprefix("ckpt-")) for path in paths)
 
 
 def run_cluster(tasks, run_dir):

@@ -676,8 +676,8 @@ def save_snapshot():
         return
     # A checkpoint of this step may be under way. It lacks the validation, which a resume repeats.
     wait_for_write()
-    writer.submit(write_checkpoints, snapshot).result()
-    if state.saved_step:
+    if snapshot["step"] > 0:
+        writer.submit(write_checkpoints, snapshot).result()
         print_status(f"saved at step {state.saved_step}")
 
 
