@@ -888,8 +888,16 @@ def preprocess(batch, seeds, training):
     )], axis=-1), labels
 """ + PLAIN_MODEL.replace("[8, 8, 1]", "[8, 8, 2]")
 
-# No checkpoint has the variable. A resume at the end of an epoch sets it again, others don't.
+# No checkpoint has the variable. A resume at the end of an epoch sets it again, others don't. The
+# second epoch is slow, so that the last kill comes in time.
 OWN_FACTOR = """
+@wraps_original
+def train(original, iterator, steps):
+    if state.history:
+        time.sleep(0.5)
+    return original(iterator, steps)
+
+
 factor = tf.Variable(1.0, trainable=False)
 
 
