@@ -302,9 +302,9 @@ def create_serving_function(models, example):
 
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
-    the predictions of the first model. Lengths that its keras.Input leaves open stay open: there,
-    `preprocess` needs tf.shape(x)[1] instead of x.shape[1]. The other components are from
-    `example`, so return a dict from `fetch` if the features need them.
+    the predictions of the first model. A length that is None in that model's keras.Input is None
+    here, so `preprocess` needs tf.shape(x)[1], not x.shape[1]. The other components of the batch
+    are from `example`. If the features need them, return a dict from `fetch`.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
