@@ -29,8 +29,8 @@ import train
 from train import keras, np, tf  # train.py imports them without TensorFlow's messages
 
 # These flags replace defaults of train.py with which tests would fail. Half precision rounds more
-# than the tests allow. A warm-up may be longer than the 20 steps of a run. Four replicas or two
-# workers may not fit other strategies or parts of a batch. The tests read the best checkpoint.
+# than the tests allow. A warm-up may be longer than the 20 steps of a run. Another strategy, or a
+# batch in parts, may not allow four replicas or two workers. The tests read the best checkpoint.
 NEUTRAL = {
     "export": "best",
     "precision": "float32",

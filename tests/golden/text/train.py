@@ -195,7 +195,7 @@ def adapt(train):
     `train` is the training split of `create_datasets`. The chief calls this once per run and saves
     the result in adapted.json. The other hooks read it as `adapted`, in later starts too. Turn
     arrays into lists, such as np.ravel(mean).tolist() for a Normalization. With
-    --init-checkpoint of the complete script, a result of that run with the same keys replaces this.
+    --init-checkpoint (complete script), the adapted.json of that run is used if its keys are equal.
     """
     # TODO(you): what your model or `preprocess` has to know about the training split.
     import collections
@@ -350,7 +350,7 @@ def end_epoch(history):
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
     changes here must depend on `history` only. Change only variables of models and optimizers:
-    graphs keep the first Python values, and checkpoints lack other variables.
+    a graph keeps the Python values of its trace, and checkpoints lack other variables.
     """
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
