@@ -392,7 +392,11 @@ class Loss(keras.layers.Layer):
 {end_model_with("keras.layers.Dense(10)", "Loss()")}
 """ + return_losses("0.0 * losses")
 
-# By name: the code, the hook that the message must name, and parts of the message.
+# As in Keras's examples of image classification.
+AUGMENTATION_OF_THE_MODULE = """
+augmentation = keras.Sequential([keras.layers.RandomTranslation(0.1, 0.1)])
+"""
+
 # As in layers for Keras 2.
 OWN_VARIABLE = """
 class Scale(keras.layers.Layer):
@@ -413,7 +417,13 @@ def compute_loss(labels, predictions, sample_weight):
     return tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
 """
 
+# By name: the code, the hook that the message must name, and parts of the message.
 MISTAKES = {
+    "layers-outside-of-hooks": (
+        AUGMENTATION_OF_THE_MODULE,
+        "create_model_and_optimizer",
+        ["creates tensors or variables outside of its functions", "It creates: augmentation"],
+    ),
     "variable-that-keras-does-not-know": (
         OWN_VARIABLE,
         "create_model_and_optimizer",
@@ -898,7 +908,12 @@ def train(original, iterator, steps):
     return original(iterator, steps)
 
 
-factor = tf.Variable(1.0, trainable=False)
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    global factor
+    with strategy.scope():
+        factor = tf.Variable(1.0, trainable=False)
+    return original(strategy)
 
 
 def compute_losses(labels, predictions):
@@ -912,6 +927,11 @@ def end_epoch(history):
 
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
+    "layers-outside-of-hooks": (
+        AUGMENTATION_OF_THE_MODULE,
+        WORKERS,
+        ["train.py ended with exit code 1. train.py creates tensors or variables outside of"],
+    ),
     "variable-of-no-model": (
         OWN_FACTOR,
         KILLED,

@@ -14,7 +14,7 @@ import re
 import tempfile
 import traceback
 
-from hook_names import HOOKS, STEPS, find_hook
+from hook_names import HOOKS, STEPS, TOO_EARLY, find_hook
 
 import train
 from train import keras, np, tf  # train.py imports them without TensorFlow's messages
@@ -1445,7 +1445,10 @@ def check_hooks():
     """Return the problems of each hook, None for a hook that can't be checked, and hints."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     replicas = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(cpu, replicas)
+    try:
+        tf.config.set_logical_device_configuration(cpu, replicas)
+    except RuntimeError:  # the devices are initialized
+        return report_early_objects()
     report = {key: [] for key in (*HOOKS, SUSPECTS, ROUNDING, HINTS)}
     for hook, check in CHECKS:
         if any(report[needed] for needed in NEEDED.get(hook, ())):
@@ -1453,6 +1456,23 @@ def check_hooks():
         else:
             run_check(hook, check, report)
     return report
+
+
+def report_early_objects():
+    """Return a report about objects that train.py has created before its strategy."""
+    names = [name for name, value in vars(train).items() if has_tensors(value)]
+    found = f"{TOO_EARLY}. It creates: {', '.join(names)}"
+    report = {hook: None for hook in HOOKS}
+    report |= {SUSPECTS: [], ROUNDING: [], HINTS: []}
+    report["create_model_and_optimizer"] = [found]
+    return report
+
+
+def has_tensors(value):
+    """Return whether a value is a tensor or a variable, or has variables, as a layer does."""
+    if isinstance(value, (tf.Tensor, tf.Variable, keras.Variable)):
+        return True
+    return not isinstance(value, type) and bool(getattr(value, "variables", None))
 
 
 class Hint(str):

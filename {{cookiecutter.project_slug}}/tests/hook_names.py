@@ -18,6 +18,11 @@ HOOKS = (
     "train_step",
 )
 RESULT = "result: "  # begins the line in which train_runs.py prints what a function returns
+# What to do if TensorFlow has initialized its devices before train.py chooses them.
+TOO_EARLY = (
+    "train.py creates tensors or variables outside of its functions. Create them in hooks: else "
+    "TensorFlow initializes the devices before train.py can choose them"
+)
 STEPS = ("update_metrics", "compute_gradients", "evaluation_step")  # checked with train_step
 
 

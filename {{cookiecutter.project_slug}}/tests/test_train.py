@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hook_names import HOOKS, RESULT, find_hook
+from hook_names import HOOKS, RESULT, TOO_EARLY, find_hook
 
 PROJECT = Path(__file__).resolve().parents[1]
 TIMEOUT = 900  # seconds, for any one process
@@ -481,6 +481,8 @@ def describe_failure(process):
     hook, line = find_hook(output)
     if hook:
         problem += f" The error comes from {hook} (train.py, line {line})."
+    if re.search("after being initialized|Collective ops must be configured", output):
+        return f"{problem} {TOO_EARLY}."
     return f"{problem} {describe_end(output)}"
 
 
