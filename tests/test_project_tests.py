@@ -1043,7 +1043,7 @@ def test_amplified_rounding_is_a_warning(run_tests):
         "Results on 2 replicas differ from those on 1",
         "The cause is rounding",
         "a BatchNormalization cancels sequential/conv2d/bias",
-        "set use_bias=False in its layer",
+        "set use_bias=False in their layers",
     ):
         assert text in report.output
 
@@ -1638,7 +1638,7 @@ def test_output_that_the_loss_does_not_use_is_a_warning(run_tests):
     report = run_tests(UNUSED_OUTPUT, only=CONTRACT)
     assert not report.failed, report.output
     assert "the loss doesn't depend on these variables" in report.output
-    assert "pooled/kernel, " in report.output
+    assert "pooled/kernel and " in report.output
 
 
 DECODER = """

@@ -86,6 +86,13 @@ def join(texts):
     return last
 
 
+def list_first(texts):
+    """Return the first three texts as a list in a sentence, and how many more there are."""
+    if len(texts) > 4:
+        texts = [*texts[:3], f"{len(texts) - 3} more"]
+    return join(texts)
+
+
 def describe_error(error):
     """Return the type of an exception, and the first lines of its message that give a reason.
 
@@ -267,13 +274,12 @@ def create_mirrored_strategy():
 
 
 def find_unmirrored(variables):
-    """Return which variables are not on both replicas, as text. It is empty if all are."""
+    """Return the paths of the variables that are not on both replicas."""
     paths = []
     for variable in variables:
         if not isinstance(variable.value, tf.distribute.DistributedValues):
             paths.append(variable.path)
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    return ", ".join(paths[:3]) + more
+    return paths
 
 
 def is_plain_model(batch):
@@ -638,7 +644,7 @@ def check_scope(subject, owners):
     if paths:
         yield (
             f"variables of {subject} are created outside strategy.scope(), so they are not on all "
-            f"replicas: {paths}; indent the code below `with strategy.scope():`"
+            f"replicas: {list_first(paths)}; indent the code below `with strategy.scope():`"
         )
 
 
@@ -653,8 +659,8 @@ def check_tracking(models):
                 names.add(f"{layer.name}.{name.removeprefix('_')}")
     if names:
         yield (
-            f"Keras neither trains nor saves a tf.Variable of a layer: {join(sorted(names)[:3])}; "
-            "create it with self.add_weight"
+            "Keras neither trains nor saves a tf.Variable of a layer: "
+            f"{list_first(sorted(names))}; create it with self.add_weight"
         )
 
 
@@ -1161,15 +1167,15 @@ def check_gradients():
     paths = [variable.path for variable in untrained if id(variable) not in idle_ids]
     if paths:
         yield (
-            f"these variables get no gradient, so they are never trained: {', '.join(paths)}; use "
+            f"these variables get no gradient, so they are never trained: {list_first(paths)}; use "
             "their layer, look for what cuts the loss off (stop_gradient, tf.argmax, a cast to "
             "integers), or set trainable=False"
         )
     if idle:
         yield Hint(
             "the loss doesn't depend on these variables, so they are never trained: "
-            f"{', '.join(variable.path for variable in idle)}; if that is not intended, use the "
-            "output of their layer"
+            f"{list_first([variable.path for variable in idle])}; if that is not intended, use "
+            "the output of their layer"
         )
 
 
@@ -1216,7 +1222,7 @@ def check_slices():
     # {% endif %}
     if paths:
         yield (
-            f"an optimizer gets the gradients of {', '.join(paths)} as tf.IndexedSlices. Keras's "
+            f"an optimizer gets the gradients of {list_first(paths)} as tf.IndexedSlices. Keras's "
             "Adam squares each slice instead of the sum of those with one index; call `update` of "
             "train.py, or sum them with tf.convert_to_tensor"
         )
@@ -1323,10 +1329,12 @@ def find_masked(layers, features):
 
 
 def check_idle_biases(features):
-    for path in find_idle_biases(features):
+    paths = find_idle_biases(features)
+    if paths:
         yield (
-            f"- create_model_and_optimizer: a BatchNormalization cancels {path}, so its gradient "
-            "is rounding errors, which Adam scales up; set use_bias=False in its layer"
+            f"- create_model_and_optimizer: a BatchNormalization cancels {list_first(paths)}, so "
+            "their gradients are rounding errors, which Adam scales up; set use_bias=False in "
+            "their layers"
         )
 
 
@@ -1365,15 +1373,18 @@ def check_rounding():
     variables = list_trainable_variables()
     if len(one) != len(variables):
         return  # an edited compute_gradients
+    shares = {}
     for variable, gradient, other_gradient in zip(variables, one, other, strict=True):
         is_rounding = np.abs(gradient - other_gradient) > 0.1 * np.abs(gradient)
         if np.mean(is_rounding) > 0.02:  # fewer may be close to 0 by chance
-            yield (
-                f"- create_model_and_optimizer: {np.sum(is_rounding)} of {is_rounding.size} "
-                f"elements of {variable.path} have gradients that are rounding errors, which Adam "
-                "scales up; if a later layer cancels this bias or beta, set use_bias=False or "
-                "center=False in its layer"
-            )
+            shares[variable.path] = np.mean(is_rounding)
+    if shares:
+        paths = sorted(shares, key=shares.get, reverse=True)
+        yield (
+            f"- create_model_and_optimizer: elements of {list_first(paths)} have gradients that "
+            "are rounding errors, which Adam scales up; if a later layer cancels such a bias or "
+            "beta, set use_bias=False or center=False in its layer"
+        )
 
 
 def compute_gradients_in_both_orders(batch):
