@@ -1609,6 +1609,25 @@ def test_correct_hooks_pass(name, run_tests):
     assert not report.failed, report.output
 
 
+RESNET = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        inputs = keras.Input([8, 8, 1])
+        images = keras.layers.UpSampling2D(4)(keras.layers.Rescaling(1 / 16)(inputs))
+        backbone = keras.applications.ResNet50(
+            include_top=False, weights=None, input_shape=[32, 32, 3], pooling="avg"
+        )
+        features = backbone(keras.layers.Concatenate()([images, images, images]))
+        model = keras.Model(inputs, keras.layers.Dense(10)(features))
+        return model, Adam(config.learning_rate)
+"""
+
+
+@pytest.mark.skipif(os.environ.get("RESNET") != "yes", reason="takes 10 minutes; see docs/tests.md")
+def test_resnet50_passes(run_tests):
+    assert_all_pass(run_tests(RESNET))
+
+
 OTHER_DEFAULTS = """
 for name, value in (("warmup_steps", 500), ("accumulation_steps", 32), ("strategy", "mirrored")):
     Config.__dataclass_fields__[name].default = value
