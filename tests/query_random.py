@@ -230,6 +230,8 @@ def draw_with_traced_replicas(path):
 def count_operations(path, replicas):
     """Return how often each operation comes in the graph of the training steps that runs."""
     script = begin(path, "--replicas", replicas)
+    # As on GPUs. On CPUs, replicas would not be bit-identical to workers.
+    tf.config.optimizer.set_experimental_options({"constant_folding": True})
     datasets = script.load_datasets()
     script.adapted.update(script.adapt(script.create_datasets()[0]))
     script.create_training_state()

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from rendering import SIZES
 from running import (
     FLAGS,
     WORKERS,
@@ -193,6 +194,28 @@ def test_four_workers_are_bit_identical_to_four_replicas(complete_script, train_
     assert_succeeded(finish_all(workers))
     expected = train_once(*FLAGS, "--replicas", "4")
     assert read_numbers(tmp_path / "run") == read_numbers(expected)
+    assert_same_checkpoints(tmp_path / "run", expected)
+
+
+# A hook creates a tensor once, so all replicas of a process share it.
+SHARED_TENSORS = """
+def create_loss_objects(strategy):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    return {"loss": loss, "scale": tf.constant(0.7)}
+
+
+def compute_losses(labels, predictions):
+    return loss_object["loss"](labels, loss_object["scale"] * predictions / 3.3)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", SIZES)
+def test_two_workers_share_no_tensors_as_two_replicas_do(size, scripts, train_once, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SHARED_TENSORS)
+    workers = start_workers(script, WORKERS, *FLAGS)
+    assert_succeeded(finish_all(workers))
+    expected = train_once(*FLAGS, "--replicas", "2", code=(SHARED_TENSORS,))
     assert_same_checkpoints(tmp_path / "run", expected)
 
 

@@ -12,8 +12,7 @@ def explain_error(error):
     if config.jit_compile and re.search("XLA(?! Label)", text):
         operations = re.findall(r"(\w+) \(No registered", text)
         return WrongInput(
-            f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; "
-            "use --no-jit-compile"
+            f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; leave it out"
         )
     if "`merge_call` called while" in text:
         return WrongInput(

@@ -681,11 +681,12 @@ def create_strategy():
     # With this optimization, a step could update a weight before it reads it. It removes control
     # edges that a path through another operation implies, such as the IdentityN of all gradients
     # in the sum over replicas. Then it removes the IdentityN, too.
-    options = {"dependency_optimization": False}
+    disabled = ["dependency_optimization"]
     if config.device_kind == "CPU" and name != "one_device":
-        # Otherwise, replicas in one process would not be bit-identical to workers.
-        options |= {"arithmetic_optimization": False, "remapping": False}
-    tf.config.optimizer.set_experimental_options(options)
+        # Otherwise, replicas in one process would not be bit-identical to workers. For example,
+        # tensors that a hook creates once, such as weights of classes, are folded differently.
+        disabled += ["arithmetic_optimization", "constant_folding", "remapping"]
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(disabled, False))
     if name == "multi_worker":
         created = create_multi_worker_strategy()
     elif name == "tpu":
