@@ -417,17 +417,34 @@ def compute_loss(labels, predictions, sample_weight):
     return tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
 """
 
+# As in Keras's examples of structured data.
+POPS_LABELS = """
+def fetch(batch):
+    images, labels = batch
+    return {"images": images, "labels": labels}
+
+
+def preprocess(batch, seeds, training):
+    labels = batch.pop("labels")
+    return tf.cast(batch["images"], tf.float32), labels
+"""
+
 # By name: the code, the hook that the message must name, and parts of the message.
 MISTAKES = {
     "layers-outside-of-hooks": (
         AUGMENTATION_OF_THE_MODULE,
         "create_model_and_optimizer",
-        ["creates tensors or variables outside of its functions", "It creates: augmentation"],
+        ["creates tensors or variables outside of its functions", "Look at augmentation"],
     ),
     "variable-that-keras-does-not-know": (
         OWN_VARIABLE,
         "create_model_and_optimizer",
         ["neither trains nor saves a tf.Variable of a layer: scale.factor", "self.add_weight"],
+    ),
+    "a-changed-argument": (
+        POPS_LABELS,
+        "create_serving_function",
+        ["`preprocess` changes the dict or list that it gets", "dict(batch)"],
     ),
     "losses-that-are-zero": (
         ZERO_LOSSES,
@@ -936,6 +953,16 @@ MISTAKES_IN_RUNS = {
         OWN_FACTOR,
         KILLED,
         ["A run that was killed and resumed differs", "and checkpoints lack other variables"],
+    ),
+    "predict-in-end-epoch": (
+        """
+def end_epoch(history):
+    if config.worker_index == 0:
+        model.predict(np.zeros([4, 8, 8, 1], "float32"), verbose=0)
+    return False
+""",
+        WORKERS,
+        ["The error comes from end_epoch", "call the model instead"],
     ),
     "state-of-a-replica": (
         QUEUE,

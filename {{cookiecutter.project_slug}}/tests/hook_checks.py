@@ -14,7 +14,7 @@ import re
 import tempfile
 import traceback
 
-from hook_names import HOOKS, STEPS, TOO_EARLY, find_hook
+from hook_names import CHANGED_INPUT, HOOKS, STEPS, TOO_EARLY, find_hook
 
 import train
 from train import keras, np, tf  # train.py imports them without TensorFlow's messages
@@ -106,6 +106,7 @@ def describe_error(error):
     text = re.sub(frames, "", text, flags=re.MULTILINE)
     headings = "in user code:|Graph execution error:|Detected at .*|<stack traces.*"
     text = re.sub(headings, "", text)
+    text = text.rpartition("Exception encountered: ")[2]  # after Keras's dump of a config
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and "traceback" not in line]
     kind = f"{type(error).__name__}: "
@@ -1258,7 +1259,7 @@ def may_repeat(indices):
 
 
 def check_serving_function():
-    """Check that lookup tables of the exported function exist when it is exported."""
+    """Check that the function can be traced, and its lookup tables exist when it is exported."""
     create_training_state()
     models = tf.nest.flatten(train.model)
     example = next(iter(fetch_batches(read_examples(2).batch(1))))
@@ -1277,6 +1278,8 @@ def check_serving_function():
                 "created in the function; create it once, such as in a function with "
                 "@functools.cache"
             )
+        if "should not modify its Python input" in str(error):
+            yield CHANGED_INPUT
 
 
 # ----------------------------------------------------------------------------------------------
@@ -1471,19 +1474,18 @@ def check_hooks():
 
 def report_early_objects():
     """Return a report about objects that train.py has created before its strategy."""
-    names = [name for name, value in vars(train).items() if has_tensors(value)]
-    found = f"{TOO_EARLY}. It creates: {', '.join(names)}"
+    names = [name for name, value in vars(train).items() if holds_tensors(value)]
+    found = f"{TOO_EARLY}. Look at {list_first(names)}" if names else TOO_EARLY
     report = {hook: None for hook in HOOKS}
     report |= {SUSPECTS: [], ROUNDING: [], HINTS: []}
     report["create_model_and_optimizer"] = [found]
     return report
 
 
-def has_tensors(value):
-    """Return whether a value is a tensor or a variable, or has variables, as a layer does."""
-    if isinstance(value, (tf.Tensor, tf.Variable, keras.Variable)):
-        return True
-    return not isinstance(value, type) and bool(getattr(value, "variables", None))
+def holds_tensors(value):
+    """Return whether a value may hold tensors or variables, as a layer does, or a list of them."""
+    kinds = (tf.Tensor, tf.Variable, keras.Variable, keras.Layer, keras.optimizers.Optimizer)
+    return any(isinstance(part, kinds) for part in tf.nest.flatten(value))
 
 
 class Hint(str):

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hook_names import HOOKS, RESULT, TOO_EARLY, find_hook
+from hook_names import CHANGED_INPUT, HOOKS, RESULT, TOO_EARLY, find_hook
 
 PROJECT = Path(__file__).resolve().parents[1]
 TIMEOUT = 900  # seconds, for any one process
@@ -53,6 +53,15 @@ In later lines, rounding changes the predicted class of a few examples."""
 UNEQUAL_VARIABLES = """A likely cause: these variables differ between replicas: {names}.
 A layer or a step assigns a value of a replica's own examples to them. Sum the value over replicas
 first, create the variable with aggregation="mean", or assign it in `distributed_train_step`."""
+# What to change if train.py ends with an error, by a pattern in its output.
+FAILURE_ADVICE = {
+    "after being initialized|Collective ops must be configured": TOO_EARLY,
+    r"one_step_on_data_distributed|\.predict\(": (
+        "`model.predict` divides its batch among replicas and workers; call the model instead, "
+        "such as model(x, training=False)"
+    ),
+    "should not modify its Python input": CHANGED_INPUT,
+}
 MOST_FLIPS = 0.02  # share of a line's examples
 PERTURBATIONS = 5  # each is twice as large as the one before; some have no effect
 # {% endif %}
@@ -451,21 +460,31 @@ def wait(processes, is_over=lambda: False):
 def finish(*processes):
     """Wait for processes, and return what the first one printed. If one fails, end all."""
     wait(processes)
+    if any(process.poll() for process in processes):
+        wait_for_reports(processes)
     unfinished = [process for process in processes if process.poll() is None]
     failed = [process for process in processes if process.returncode not in (None, 0)]
     for process in unfinished:
         process.kill()
         process.wait()
     if failed:
-        fail(describe_failure(min(failed, key=is_victim)))
+        fail(describe_failure(min(failed, key=rank_failure)))
     if unfinished:
         fail(describe_timeout(unfinished[0]))
     return read_output(processes[0])
 
 
-def is_victim(process):
-    """Return whether a process was ended by the failure of another worker."""
-    return process.returncode == 143
+def wait_for_reports(processes):
+    """Wait up to 5 seconds: the worker that failed first may report the cause last."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end and None in [process.poll() for process in processes]:
+        time.sleep(0.01)
+
+
+def rank_failure(process):
+    """Return a sort key: first the worker that failed in a hook, last those that lost another."""
+    hook, _ = find_hook(read_output(process))
+    return (process.returncode == 143, hook is None)
 
 
 def read_output(process):
@@ -481,8 +500,9 @@ def describe_failure(process):
     hook, line = find_hook(output)
     if hook:
         problem += f" The error comes from {hook} (train.py, line {line})."
-    if re.search("after being initialized|Collective ops must be configured", output):
-        return f"{problem} {TOO_EARLY}."
+    for pattern, advice in FAILURE_ADVICE.items():
+        if re.search(pattern, output):
+            problem += f" {advice}."
     return f"{problem} {describe_end(output)}"
 
 

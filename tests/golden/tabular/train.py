@@ -292,7 +292,8 @@ def end_epoch(history):
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
     "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
     changes here must depend on `history` only. Change only variables of models and optimizers:
-    a graph keeps the Python values of its trace, and checkpoints lack other variables.
+    a graph keeps the Python values of its trace, and checkpoints lack other variables. To predict,
+    call the model: `model.predict` divides its batch among replicas and workers.
     """
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
