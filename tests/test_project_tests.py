@@ -1231,6 +1231,33 @@ def compute_losses(labels, predictions):
     return loss_object(labels, predictions) + tf.reduce_mean(tf.square(predictions - mean), axis=-1)
 """
 
+LOSSES_IN_STEPS = """
+def create_loss_objects(strategy):
+    return None
+
+
+def list_losses(labels, predictions):
+    return keras.losses.sparse_categorical_crossentropy(labels, predictions, from_logits=True)
+
+
+def compute_gradients(batch):
+    features, labels, sample_weight = batch
+    with tf.GradientTape() as tape:
+        predictions = model(features, training=True)
+        losses = list_losses(labels, predictions)
+        loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    return loss, tape.gradient(loss, [x.value for x in model.trainable_variables])
+
+
+def evaluation_step(batch, metrics):
+    features, labels, sample_weight = batch
+    predictions = model(features, training=False)
+    update_metrics(metrics, labels, predictions, sample_weight)
+    losses = list_losses(labels, predictions)
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
+"""
+
 NO_LOSS_OBJECT = """
 def preprocess(batch, seeds, training):
     images, _ = batch
@@ -1606,6 +1633,7 @@ CORRECT = {
     "a loss that starts later": (LATE_LOSS, CONTRACT),
     "crops in the model": (CROPS, f"{CONTRACT} or {KILLED}"),
     "no loss object": (NO_LOSS_OBJECT, CONTRACT),
+    "losses in the steps alone": (LOSSES_IN_STEPS, CONTRACT),
     "normalization of a replica's batch": (normalize(""), f"{CONTRACT} or {REPLICAS}"),
     "normalization and a generator": (DRAWING, CONTRACT),
     "losses of tokens": (TOKENS, CONTRACT),

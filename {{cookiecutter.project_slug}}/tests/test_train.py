@@ -33,8 +33,10 @@ REPLICAS = ("--replicas", 2)
 # Causes that no check of a single hook finds.
 # {% if cookiecutter.distribution == "synchronous" %}
 REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
-- compute_losses, compute_loss, create_loss_objects, update_metrics:
+- compute_losses, compute_loss, create_loss_objects, compute_gradients, update_metrics:
   a mean or a statistic of a replica's own examples
+- create_model_and_optimizer: an activity regularizer or add_loss that sums over the batch, or that
+  combines different examples; take the mean of one value per example
 - fetch, preprocess: padding to the longest example of a replica's batch, if padding counts
 - create_model_and_optimizer: a layer that uses other examples of the batch; a variable created
   outside strategy.scope(); random numbers that replicas can't share: keras.random.categorical,
@@ -67,6 +69,7 @@ PERTURBATIONS = 5  # each is twice as large as the one before; some have no effe
 # {% endif %}
 RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: random numbers that don't come from `seeds`
+- evaluation_step: random layers that are called outside keras.StatelessScope()
 - create_datasets: examples, or an order of them, that differ between processes
 - adapt: a result that differs between processes, such as the order of a set
 - create_model_and_optimizer: a layer that keeps state outside its variables; an initializer that
