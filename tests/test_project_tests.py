@@ -572,7 +572,7 @@ def preprocess(batch, seeds, training):
     "unused-layer": (
         FORGETFUL,
         "create_model_and_optimizer",
-        ["get no gradient", "forgotten/kernel, ", "forgotten/bias; use their layer"],
+        ["get no gradient", "forgotten/kernel and forgotten/bias; use their layer"],
     ),
     "gradient-that-stops": (
         end_model_with("keras.layers.Lambda(tf.stop_gradient)", "keras.layers.Dense(10)"),
