@@ -30,6 +30,16 @@ REPLICAS = ()
 REPLICAS = ("--replicas", 2)
 # {% endif %}
 
+# What to change if train.py ends with an error, by a pattern in its output.
+FAILURE_ADVICE = {
+    "after being initialized|Collective ops must be configured": TOO_EARLY,
+    r"one_step_on_data_distributed|\.predict\(": (
+        "`model.predict` divides its batch among replicas and workers; call the model instead, "
+        "such as model(x, training=False)"
+    ),
+    "should not modify its Python input": CHANGED_INPUT,
+}
+
 # Causes that no check of a single hook finds.
 # {% if cookiecutter.distribution == "synchronous" %}
 REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
@@ -55,15 +65,6 @@ In later lines, rounding changes the predicted class of a few examples."""
 UNEQUAL_VARIABLES = """A likely cause: these variables differ between replicas: {names}.
 A layer or a step assigns a value of a replica's own examples to them. Sum the value over replicas
 first, create the variable with aggregation="mean", or assign it in `distributed_train_step`."""
-# What to change if train.py ends with an error, by a pattern in its output.
-FAILURE_ADVICE = {
-    "after being initialized|Collective ops must be configured": TOO_EARLY,
-    r"one_step_on_data_distributed|\.predict\(": (
-        "`model.predict` divides its batch among replicas and workers; call the model instead, "
-        "such as model(x, training=False)"
-    ),
-    "should not modify its Python input": CHANGED_INPUT,
-}
 MOST_FLIPS = 0.02  # share of a line's examples
 PERTURBATIONS = 5  # each is twice as large as the one before; some have no effect
 # {% endif %}
