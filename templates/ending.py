@@ -8,9 +8,9 @@ def report_error(error):
         error = RunInterrupted("a parameter server failed; start all tasks again")
     # {% else %}
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
-    # differs. `repr` begins with the type.
+    # differs. The text of `!r` begins with the type.
     failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
-    if config.workers > 1 and re.search(failures, repr(error) + str(error)):
+    if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed; start all workers again")
     # {% endif %}
     if is_in_run_dir(error):
@@ -20,12 +20,11 @@ def report_error(error):
         return 1
     # {% if cookiecutter.__size == "parameter_server" %}
     print(
-        f"train.py: {error.label}:",
-        *str(error).split(),
+        f"train.py: {error.label}: {' '.join(str(error).split())}",
         file=sys.stderr if error.exit_code else sys.stdout,
     )
     # {% else %}
     # `split` removes line breaks.
-    print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
+    print(f"train.py: {error.label}: {' '.join(str(error).split())}", file=sys.stderr)
     # {% endif %}
     return error.exit_code

@@ -1,16 +1,17 @@
 def load_datasets():
     """Return (examples, size) by split. Set `config.train_data`, `steps_per_epoch` and `last_step`.
 
-    Raise WrongInput if a split is empty, or if a batch is larger than the training split.
+    Raise WrongInput if a split is empty, if its examples have different shapes, or if a batch is
+    larger than the training split.
     """
     # {% if cookiecutter.__size == "complete" %}
     datasets = list(create_datasets())
     loaded = {}
-    for split in ("train", "validation", "test"):
+    for split in "train validation test".split():
         # Without `pop`, all splits would be in memory twice.
         loaded[split] = load_into_memory(datasets.pop(0), split)
     # {% else %}
-    datasets = zip(("train", "validation", "test"), create_datasets(), strict=True)
+    datasets = zip("train validation test".split(), create_datasets(), strict=True)
     loaded = {split: load_into_memory(dataset, split) for split, dataset in datasets}
     # {% endif %}
     examples, size = loaded["train"]
@@ -46,8 +47,15 @@ def load_into_memory(dataset, split):
         raise WrongInput(
             f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
         )
-    with tf.device("CPU:0"):
-        return tf.nest.map_structure(tf.Variable, dataset.batch(size).get_single_element()), size
+    try:
+        with tf.device("CPU:0"):
+            examples = dataset.batch(size).get_single_element()
+            return tf.nest.map_structure(tf.Variable, examples), size
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        raise WrongInput(
+            f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
+            f"pad them, or return places, such as file names, and read in `fetch`: {error}"
+        ) from error
 
 
 # {% endif %}

@@ -27,7 +27,7 @@ def draw_part(draw, shape, **options):
     numbers overlap.
     """
     context = tf.distribute.get_replica_context()
-    if context is None or shape.shape[0] == 0:  # not on a replica, or a scalar
+    if not context or shape.shape[0] == 0:  # not on a replica, or a scalar
         return draw(shape=shape, **options)
     # {% if cookiecutter.__size == "complete" %}
     index, parts = state.micro_batch

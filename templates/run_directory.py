@@ -71,7 +71,7 @@ def log(split, values):
         return line
     # {% endif %}
     with run_path("metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(f"{json.dumps(line)}\n")
     with create_summary_writer(split).as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)

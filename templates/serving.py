@@ -23,8 +23,9 @@ def create_serving_function(models, example):
     def serve(inputs):
         size = len(tf.nest.flatten(inputs)[0])
         # `preprocess` expects labels too: use the example's labels.
-        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
+        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, 0), others)
         batch = (inputs, *repeated) if is_tuple else inputs
+        batch = tf.nest.map_structure(tf.identity, batch)  # a copy, which `preprocess` may change
         features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
         return models[0](features, training=False)
 

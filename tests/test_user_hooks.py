@@ -619,3 +619,31 @@ def create_model_and_optimizer(strategy):
 def test_model_without_weights_is_named(size, scripts, tmp_path):
     script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, UNBUILT)
     assert_fails(run_script(script), 2, "no weights to train; add a keras.Input")
+
+
+UNEQUAL = """
+def create_datasets():
+    rows = tf.ragged.constant([[1.0, 2.0], [3.0]] * 64)
+    splits = [tf.data.Dataset.from_tensor_slices(rows) for _ in range(3)]
+    return [split.map(CONVERT) for split in splits]
+"""
+AS_TENSORS = UNEQUAL.replace("CONVERT", "lambda row: tf.identity(row)")
+AS_ROWS = UNEQUAL.replace("CONVERT", "lambda row: tf.RaggedTensor.from_tensor(row[None])")
+
+
+@pytest.mark.parametrize("code", [AS_TENSORS, AS_ROWS], ids=["unequal", "ragged"])
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+def test_examples_of_different_shapes_are_rejected(size, code, scripts, tmp_path):
+    outcome = run_script(write_variant(scripts[size], tmp_path, code))
+    reason = "the examples of train can't be stacked; if their shapes differ, pad them, or return"
+    assert_fails(outcome, 2, f"create_datasets: {reason} places")
+
+
+def test_exception_of_a_dataset_keeps_its_text(essential_script, tmp_path):
+    code = """
+def create_datasets():
+    split = tf.data.Dataset.range(64).map(lambda i: tf.debugging.check_numerics(0 / i, "no zero"))
+    return split, split, split
+"""
+    outcome = run_script(write_variant(essential_script, tmp_path, code))
+    assert_fails(outcome, 2, "no zero")

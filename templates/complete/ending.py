@@ -40,7 +40,7 @@ def find_lost_workers(error):
     text = str(error)
     # `repr` begins with the type.
     failures = "(?i)^(Unavailable|Aborted)Error|coordination|invoking NCCL|current incarnation"
-    if config.workers == 1 or not re.search(failures, repr(error) + text):
+    if config.workers == 1 or not re.search(failures, f"{error!r}{text}"):
         return ""
     tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", text))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -73,5 +73,5 @@ def report_error(error):
         print_status(str(error))
     else:
         # `split` removes line breaks.
-        print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
+        print(f"train.py: {error.label}: {' '.join(str(error).split())}", file=sys.stderr)
     return error.exit_code

@@ -79,7 +79,7 @@ def check_end(last_line, before):
     # The end depends on these flags. The config.json of an essential script has only the first.
     is_same_end = all(
         before.get(name, getattr(Config, name)) == getattr(config, name)
-        for name in ("epochs", "patience", "export")
+        for name in "epochs patience export".split()
     )
     if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
@@ -137,7 +137,7 @@ def read_or_adapt(checkpoint):
 
 def initialize_run_dir():
     """Cut the log at the step, write the run's files, and delete export/."""
-    kept = [json.dumps(line) + "\n" for line in read_log() if is_kept_on_resume(line, state.step)]
+    kept = [f"{json.dumps(line)}\n" for line in read_log() if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("adapted.json", json.dumps(adapted))

@@ -130,7 +130,7 @@ def evaluate(checkpoint, validation_set, test_set):
 def evaluate_continuously(validation_set):
     """Validate the newest checkpoint of a run, until it is finished or --timeout has passed."""
     trained_dir = run_path()
-    config.run_dir = str(run_path("evaluator"))
+    config.run_dir = f"{config.run_dir}/evaluator"
     state.step = max((line["step"] for line in read_log()), default=0)
     waiting_since = time.monotonic()
     while True:

@@ -155,7 +155,7 @@ def is_server_failure(error):
     failures = (
         "(?i)^(Aborted|Cancelled|DeadlineExceeded|Unavailable)Error|unknown device|relevant tensor"
     )
-    return re.search(failures, repr(error) + str(error))
+    return re.search(failures, f"{error!r}{error}")
 
 
 def schedule(distributed_step, arguments):

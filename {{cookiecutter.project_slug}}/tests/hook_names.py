@@ -23,10 +23,6 @@ TOO_EARLY = (
     "train.py creates tensors or variables outside of its functions. Create them in hooks: else "
     "TensorFlow initializes the devices before train.py can choose them"
 )
-CHANGED_INPUT = (
-    "`preprocess` changes the dict or list that it gets, and then it can't be exported; let it "
-    "change a copy, such as dict(batch)"
-)
 STEPS = ("update_metrics", "compute_gradients", "evaluation_step")  # checked with train_step
 
 

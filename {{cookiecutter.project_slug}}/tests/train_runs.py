@@ -212,7 +212,8 @@ def read_test_split(size):
         count = len(tf.nest.flatten(fetched)[0])
         seeds = create_seeds(first, count)
         first += count
-        yield inputs, unpack(train.preprocess(fetched, seeds, training=False), count)
+        copied = tf.nest.map_structure(tf.identity, fetched)  # `preprocess` may change it
+        yield inputs, unpack(train.preprocess(copied, seeds, training=False), count)
 
 
 def create_seeds(first, count):
@@ -291,7 +292,8 @@ def find_fixed_lengths():
     Only a `preprocess` that returns the features unchanged is known to take any length.
     """
     serve, example = call_serving_hook()
-    batch = train.preprocess(example, create_seeds(0, 1), training=False)
+    copied = tf.nest.map_structure(tf.identity, example)  # `preprocess` may change it
+    batch = train.preprocess(copied, create_seeds(0, 1), training=False)
     inputs = example[0] if isinstance(example, tuple) else example
     model_inputs = getattr(tf.nest.flatten(train.model)[0], "inputs", [])
     specs = tf.nest.flatten(serve.input_signature)

@@ -394,8 +394,9 @@ def create_serving_function(models, example):
     def serve(inputs):
         size = len(tf.nest.flatten(inputs)[0])
         # `preprocess` expects labels too: use the example's labels.
-        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
+        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, 0), others)
         batch = (inputs, *repeated) if is_tuple else inputs
+        batch = tf.nest.map_structure(tf.identity, batch)  # a copy, which `preprocess` may change
         features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
         return models[0](features, training=False)
 
@@ -995,11 +996,12 @@ def print_start(checkpoint):
 def load_datasets():
     """Return (examples, size) by split. Set `config.train_data`, `steps_per_epoch` and `last_step`.
 
-    Raise WrongInput if a split is empty, or if a batch is larger than the training split.
+    Raise WrongInput if a split is empty, if its examples have different shapes, or if a batch is
+    larger than the training split.
     """
     datasets = list(create_datasets())
     loaded = {}
-    for split in ("train", "validation", "test"):
+    for split in "train validation test".split():
         # Without `pop`, all splits would be in memory twice.
         loaded[split] = load_into_memory(datasets.pop(0), split)
     examples, size = loaded["train"]
@@ -1030,15 +1032,21 @@ def load_into_memory(dataset, split):
             f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
         )
     stacks = None
-    with tf.device("CPU:0"):
-        # Many pieces are slow. A large piece needs memory for a second copy of its examples.
-        for index, piece in dataset.enumerate().batch(max(128, size // 64)):
-            if stacks is None:
-                stacks = tf.nest.map_structure(
-                    lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
-                )
-            for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):
-                stack.scatter_update(tf.IndexedSlices(part, index))
+    try:
+        with tf.device("CPU:0"):
+            # Many pieces are slow. A large piece needs memory for a second copy of its examples.
+            for index, piece in dataset.enumerate().batch(max(128, size // 64)):
+                if stacks is None:
+                    stacks = tf.nest.map_structure(
+                        lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
+                    )
+                for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):
+                    stack.scatter_update(tf.IndexedSlices(part, index))
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        raise WrongInput(
+            f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
+            f"pad them, or return places, such as file names, and read in `fetch`: {error}"
+        ) from error
     return stacks, size
 
 
@@ -1555,7 +1563,7 @@ def draw_part(draw, shape, **options):
     numbers overlap.
     """
     context = tf.distribute.get_replica_context()
-    if context is None or shape.shape[0] == 0:  # not on a replica, or a scalar
+    if not context or shape.shape[0] == 0:  # not on a replica, or a scalar
         return draw(shape=shape, **options)
     index, parts = state.micro_batch
     own_part = context.replica_id_in_sync_group * parts + index
@@ -1766,7 +1774,7 @@ def log(split, values):
     if config.worker_index > 0:
         return line
     with run_path("metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(f"{json.dumps(line)}\n")
     with create_summary_writer(split).as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
@@ -1854,7 +1862,7 @@ def check_end(last_line, before):
     # The end depends on these flags. The config.json of an essential script has only the first.
     is_same_end = all(
         before.get(name, getattr(Config, name)) == getattr(config, name)
-        for name in ("epochs", "patience", "export")
+        for name in "epochs patience export".split()
     )
     if is_same_end and run_path("export").exists() and last_line["split"] == "test":
         raise RunFinished(
@@ -1912,7 +1920,7 @@ def read_or_adapt(checkpoint):
 
 def initialize_run_dir():
     """Cut the log at the step, write the run's files, and delete export/."""
-    kept = [json.dumps(line) + "\n" for line in read_log() if is_kept_on_resume(line, state.step)]
+    kept = [f"{json.dumps(line)}\n" for line in read_log() if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("adapted.json", json.dumps(adapted))
@@ -2233,7 +2241,7 @@ def evaluate(checkpoint, validation_set, test_set):
 def evaluate_continuously(validation_set):
     """Validate the newest checkpoint of a run, until it is finished or --timeout has passed."""
     trained_dir = run_path()
-    config.run_dir = str(run_path("evaluator"))
+    config.run_dir = f"{config.run_dir}/evaluator"
     state.step = max((line["step"] for line in read_log()), default=0)
     waiting_since = time.monotonic()
     while True:
@@ -2311,7 +2319,7 @@ def find_lost_workers(error):
     text = str(error)
     # `repr` begins with the type.
     failures = "(?i)^(Unavailable|Aborted)Error|coordination|invoking NCCL|current incarnation"
-    if config.workers == 1 or not re.search(failures, repr(error) + text):
+    if config.workers == 1 or not re.search(failures, f"{error!r}{text}"):
         return ""
     tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", text))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -2350,7 +2358,7 @@ def report_error(error):
         print_status(str(error))
     else:
         # `split` removes line breaks.
-        print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
+        print(f"train.py: {error.label}: {' '.join(str(error).split())}", file=sys.stderr)
     return error.exit_code
 
 

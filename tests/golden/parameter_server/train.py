@@ -321,8 +321,9 @@ def create_serving_function(models, example):
     def serve(inputs):
         size = len(tf.nest.flatten(inputs)[0])
         # `preprocess` expects labels too: use the example's labels.
-        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
+        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, 0), others)
         batch = (inputs, *repeated) if is_tuple else inputs
+        batch = tf.nest.map_structure(tf.identity, batch)  # a copy, which `preprocess` may change
         features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
         return models[0](features, training=False)
 
@@ -813,7 +814,7 @@ def is_server_failure(error):
     failures = (
         "(?i)^(Aborted|Cancelled|DeadlineExceeded|Unavailable)Error|unknown device|relevant tensor"
     )
-    return re.search(failures, repr(error) + str(error))
+    return re.search(failures, f"{error!r}{error}")
 
 
 def schedule(distributed_step, arguments):
@@ -900,9 +901,10 @@ def check_shared_run_dir():
 def load_datasets():
     """Return (examples, size) by split. Set `config.train_data`, `steps_per_epoch` and `last_step`.
 
-    Raise WrongInput if a split is empty, or if a batch is larger than the training split.
+    Raise WrongInput if a split is empty, if its examples have different shapes, or if a batch is
+    larger than the training split.
     """
-    datasets = zip(("train", "validation", "test"), create_datasets(), strict=True)
+    datasets = zip("train validation test".split(), create_datasets(), strict=True)
     loaded = {split: load_into_memory(dataset, split) for split, dataset in datasets}
     examples, size = loaded["train"]
     if config.global_batch_size > size:
@@ -927,8 +929,15 @@ def load_into_memory(dataset, split):
         raise WrongInput(
             f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
         )
-    with tf.device("CPU:0"):
-        return tf.nest.map_structure(tf.Variable, dataset.batch(size).get_single_element()), size
+    try:
+        with tf.device("CPU:0"):
+            examples = dataset.batch(size).get_single_element()
+            return tf.nest.map_structure(tf.Variable, examples), size
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        raise WrongInput(
+            f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
+            f"pad them, or return places, such as file names, and read in `fetch`: {error}"
+        ) from error
 
 
 def describe_examples(examples, size):
@@ -1260,7 +1269,7 @@ def log(split, values):
         **values,
     }
     with run_path("metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(f"{json.dumps(line)}\n")
     with create_summary_writer(split).as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
@@ -1338,7 +1347,7 @@ def load_adapted(train_split, checkpoint):
 def initialize_run_dir():
     """Cut the log at the step, write config.json and train.py, and delete leftovers."""
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
-    kept = [json.dumps(line) + "\n" for line in lines if is_kept_on_resume(line, state.step)]
+    kept = [f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
@@ -1567,8 +1576,7 @@ def report_error(error):
         traceback.print_exception(error)
         return 1
     print(
-        f"train.py: {error.label}:",
-        *str(error).split(),
+        f"train.py: {error.label}: {' '.join(str(error).split())}",
         file=sys.stderr if error.exit_code else sys.stdout,
     )
     return error.exit_code

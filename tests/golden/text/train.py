@@ -383,8 +383,9 @@ def create_serving_function(models, example):
     def serve(inputs):
         size = len(tf.nest.flatten(inputs)[0])
         # `preprocess` expects labels too: use the example's labels.
-        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, axis=0), others)
+        repeated = tf.nest.map_structure(lambda x: tf.repeat(x, size, 0), others)
         batch = (inputs, *repeated) if is_tuple else inputs
+        batch = tf.nest.map_structure(tf.identity, batch)  # a copy, which `preprocess` may change
         features, *_ = preprocess(batch, tf.zeros([size, 2], tf.int32), training=False)
         return models[0](features, training=False)
 
@@ -752,9 +753,10 @@ def print_start(checkpoint):
 def load_datasets():
     """Return (examples, size) by split. Set `config.train_data`, `steps_per_epoch` and `last_step`.
 
-    Raise WrongInput if a split is empty, or if a batch is larger than the training split.
+    Raise WrongInput if a split is empty, if its examples have different shapes, or if a batch is
+    larger than the training split.
     """
-    datasets = zip(("train", "validation", "test"), create_datasets(), strict=True)
+    datasets = zip("train validation test".split(), create_datasets(), strict=True)
     loaded = {split: load_into_memory(dataset, split) for split, dataset in datasets}
     examples, size = loaded["train"]
     if config.global_batch_size > size:
@@ -779,8 +781,15 @@ def load_into_memory(dataset, split):
         raise WrongInput(
             f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
         )
-    with tf.device("CPU:0"):
-        return tf.nest.map_structure(tf.Variable, dataset.batch(size).get_single_element()), size
+    try:
+        with tf.device("CPU:0"):
+            examples = dataset.batch(size).get_single_element()
+            return tf.nest.map_structure(tf.Variable, examples), size
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        raise WrongInput(
+            f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
+            f"pad them, or return places, such as file names, and read in `fetch`: {error}"
+        ) from error
 
 
 def describe_examples(examples, size):
@@ -1100,7 +1109,7 @@ def draw_part(draw, shape, **options):
     numbers overlap.
     """
     context = tf.distribute.get_replica_context()
-    if context is None or shape.shape[0] == 0:  # not on a replica, or a scalar
+    if not context or shape.shape[0] == 0:  # not on a replica, or a scalar
         return draw(shape=shape, **options)
     batch_size = config.global_batch_size // config.replicas
     part = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
@@ -1210,7 +1219,7 @@ def log(split, values):
     if config.worker_index > 0:
         return line
     with run_path("metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(f"{json.dumps(line)}\n")
     with create_summary_writer(split).as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
@@ -1296,7 +1305,7 @@ def initialize_run_dir():
     if config.worker_index > 0:
         return
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
-    kept = [json.dumps(line) + "\n" for line in lines if is_kept_on_resume(line, state.step)]
+    kept = [f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)]
     write_file("metrics.jsonl", "".join(kept))
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
@@ -1510,9 +1519,9 @@ def is_in_run_dir(error):
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
-    # differs. `repr` begins with the type.
+    # differs. The text of `!r` begins with the type.
     failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
-    if config.workers > 1 and re.search(failures, repr(error) + str(error)):
+    if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed; start all workers again")
     if is_in_run_dir(error):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; fix it, or use another folder")
@@ -1520,7 +1529,7 @@ def report_error(error):
         traceback.print_exception(error)
         return 1
     # `split` removes line breaks.
-    print(f"train.py: {error.label}:", *str(error).split(), file=sys.stderr)
+    print(f"train.py: {error.label}: {' '.join(str(error).split())}", file=sys.stderr)
     return error.exit_code
 
 
