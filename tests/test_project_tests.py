@@ -925,8 +925,43 @@ def end_epoch(history):
     return False
 """
 
+# As in Keras's example of PointNet: the matrices of all examples are multiplied with each other.
+MIXING_REGULARIZER = """
+@keras.saving.register_keras_serializable()
+class Orthogonal(keras.Regularizer):
+    def __call__(self, outputs):
+        matrices = keras.ops.reshape(outputs, [-1, 3, 3])
+        products = keras.ops.tensordot(matrices, matrices, axes=(2, 2))
+        products = keras.ops.reshape(products, [-1, 3, 3])
+        return 0.1 * keras.ops.sum(keras.ops.square(products - keras.ops.eye(3)))
+
+    def get_config(self):
+        return {}
+""" + end_model_with(
+    "keras.layers.Dense(9, name='matrix', activity_regularizer=Orthogonal())",
+    "keras.layers.Dense(10)",
+)
+
+SUMS_LOSSES = """
+@keras.saving.register_keras_serializable()
+class Shrink(keras.layers.Layer):
+    def call(self, inputs):
+        self.add_loss(keras.ops.sum(keras.ops.square(inputs)))
+        return inputs
+""" + end_model_with("Shrink()", "keras.layers.Dense(10)")
+
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
+    "losses-that-are-summed": (
+        SUMS_LOSSES,
+        REPLICAS,
+        ["the loss that shrink adds for a batch is not the mean of the losses for its halves"],
+    ),
+    "regularizer-that-mixes-examples": (
+        MIXING_REGULARIZER,
+        REPLICAS,
+        ["the loss that matrix adds for a batch is not the mean", "one value per example"],
+    ),
     "layers-outside-of-hooks": (
         AUGMENTATION_OF_THE_MODULE,
         WORKERS,

@@ -1311,6 +1311,8 @@ def check_suspects():
             f"create_model_and_optimizer: {join(masked)} gets a mask, and then Keras uses the "
             "statistics of each replica's own examples; use LayerNormalization, or remove the mask"
         )
+    # With BatchNormalization, losses depend on the whole batch in training.
+    yield from check_added_losses(features, training=not normalizations)
     if normalizations or draws_in_evaluation(features):
         return
     if depends_on_batch(features, training=True):
@@ -1318,6 +1320,36 @@ def check_suspects():
             "create_model_and_optimizer: the prediction for an example depends on the other "
             "examples of the batch in training; look for statistics of a replica's own examples"
         )
+
+
+def check_added_losses(features, training):
+    """Yield a sentence if losses that layers add are not a mean of one value per example."""
+    whole = compute_added_losses(features, training)
+    if not is_close(whole, compute_added_losses(features, training)):
+        return  # random numbers change them
+    halves = [compute_added_losses(part, training) for part in cut_batch(features, 2)]
+    sums = np.sum(halves, axis=0)
+    layers = find_layers(train.model)
+    wrong = [
+        layer
+        for layer, loss, twice_the_mean in zip(layers, whole, sums, strict=True)
+        if not is_close(loss, twice_the_mean / 2)
+    ]
+    # A layer has the losses of the layers in it, too.
+    inner = [x for x in wrong if not any(y is not x and y in wrong for y in x._flatten_layers())]
+    if inner:
+        yield (
+            f"create_model_and_optimizer: the loss that {list_first([x.name for x in inner])} adds "
+            "for a batch is not the mean of the losses for its halves; let activity regularizers "
+            "and add_loss take the mean of one value per example"
+        )
+
+
+def compute_added_losses(features, training):
+    """Return the sum of the losses of each layer after a call of the model, as an array."""
+    with restore_variables(train.model):
+        train.model(features, training=training)
+        return np.array([float(sum(layer.losses)) for layer in find_layers(train.model)])
 
 
 def find_masked(layers, features):
