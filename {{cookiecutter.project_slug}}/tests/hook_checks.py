@@ -1328,21 +1328,24 @@ def check_added_losses(features, training):
     if not is_close(whole, compute_added_losses(features, training)):
         return  # random numbers change them
     halves = [compute_added_losses(part, training) for part in cut_batch(features, 2)]
-    sums = np.sum(halves, axis=0)
-    layers = find_layers(train.model)
-    wrong = [
-        layer
-        for layer, loss, twice_the_mean in zip(layers, whole, sums, strict=True)
-        if not is_close(loss, twice_the_mean / 2)
-    ]
-    # A layer has the losses of the layers in it, too.
-    inner = [x for x in wrong if not any(y is not x and y in wrong for y in x._flatten_layers())]
-    if inner:
+    triples = zip(find_layers(train.model), whole, np.mean(halves, axis=0), strict=True)
+    names = find_innermost([layer for layer, loss, mean in triples if not is_close(loss, mean)])
+    if names:
         yield (
-            f"create_model_and_optimizer: the loss that {list_first([x.name for x in inner])} adds "
-            "for a batch is not the mean of the losses for its halves; let activity regularizers "
-            "and add_loss take the mean of one value per example"
+            f"create_model_and_optimizer: the loss that {list_first(names)} adds for a batch is "
+            "not the mean of the losses for its halves; let activity regularizers and add_loss "
+            "take the mean of one value per example"
         )
+
+
+def find_innermost(layers):
+    """Return the names of the layers that contain none of the others."""
+    names = []
+    for layer in layers:
+        contained = layer._flatten_layers(include_self=False)
+        if not any(each in layers for each in contained):
+            names.append(layer.name)
+    return names
 
 
 def compute_added_losses(features, training):
