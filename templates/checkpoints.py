@@ -109,7 +109,7 @@ def restore(kind, path):
         # {% if cookiecutter.__size == "parameter_server" %}
         os.stat(f"{path}.index")  # raises FileNotFoundError if the chief has removed it meanwhile
         # {% endif %}
-        reason = str(error).partition("\n")[0]
+        reason = f"{error}".partition("\n")[0]
         raise WrongInput(
             f"{path} is corrupt, or of a model before an edit ({reason}). If it is corrupt, "
             "delete its files to use an older one; otherwise use another --run-dir"

@@ -52,6 +52,8 @@ def load_into_memory(dataset, split):
             examples = dataset.batch(size).get_single_element()
             return tf.nest.map_structure(tf.Variable, examples), size
     except (ValueError, tf.errors.InvalidArgumentError) as error:
+        if "Traceback" in f"{error}":  # an exception of the user's own Python code
+            raise
         raise WrongInput(
             f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"

@@ -11,7 +11,7 @@ def run_path(*parts):
 def write_file(name, text):
     """Write a file of the run. A kill leaves the old file or the new one."""
     part = run_path("unfinished.part")  # one name, so that the next write replaces a leftover
-    part.parent.mkdir(parents=True, exist_ok=True)
+    os.makedirs(part.parent, exist_ok=True)
     part.write_text(text, "utf-8")
     part.replace(run_path(name))
 

@@ -639,7 +639,7 @@ def test_examples_of_different_shapes_are_rejected(size, code, scripts, tmp_path
     assert_fails(outcome, 2, f"create_datasets: {reason} places")
 
 
-def test_exception_of_a_dataset_keeps_its_text(essential_script, tmp_path):
+def test_error_of_a_dataset_keeps_its_text(essential_script, tmp_path):
     code = """
 def create_datasets():
     split = tf.data.Dataset.range(64).map(lambda i: tf.debugging.check_numerics(0 / i, "no zero"))
@@ -647,3 +647,22 @@ def create_datasets():
 """
     outcome = run_script(write_variant(essential_script, tmp_path, code))
     assert_fails(outcome, 2, "no zero")
+
+
+RAISES = """
+def create_datasets():
+    def generate():
+        yield 1
+        raise ValueError("row 1 is bad")
+
+    split = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([], tf.int32))
+    split = split.apply(tf.data.experimental.assert_cardinality(64))
+    return split, split, split
+"""
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+def test_exception_of_a_generator_keeps_its_traceback(size, scripts, tmp_path):
+    outcome = run_script(write_variant(scripts[size], tmp_path, RAISES))
+    assert outcome.code == 1
+    assert "in generate\n" in outcome.errors

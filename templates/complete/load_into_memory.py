@@ -22,6 +22,8 @@ def load_into_memory(dataset, split):
                 for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):
                     stack.scatter_update(tf.IndexedSlices(part, index))
     except (ValueError, tf.errors.InvalidArgumentError) as error:
+        if "Traceback" in f"{error}":  # an exception of the user's own Python code
+            raise
         raise WrongInput(
             f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"

@@ -1043,6 +1043,8 @@ def load_into_memory(dataset, split):
                 for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):
                     stack.scatter_update(tf.IndexedSlices(part, index))
     except (ValueError, tf.errors.InvalidArgumentError) as error:
+        if "Traceback" in f"{error}":  # an exception of the user's own Python code
+            raise
         raise WrongInput(
             f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
@@ -1715,7 +1717,7 @@ def check_run_dir():
 def write_file(name, text):
     """Write a file of the run. A kill leaves the old file or the new one."""
     part = run_path("unfinished.part")  # one name, so that the next write replaces a leftover
-    part.parent.mkdir(parents=True, exist_ok=True)
+    os.makedirs(part.parent, exist_ok=True)
     part.write_text(text, "utf-8")
     part.replace(run_path(name))
 

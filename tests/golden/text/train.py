@@ -786,6 +786,8 @@ def load_into_memory(dataset, split):
             examples = dataset.batch(size).get_single_element()
             return tf.nest.map_structure(tf.Variable, examples), size
     except (ValueError, tf.errors.InvalidArgumentError) as error:
+        if "Traceback" in f"{error}":  # an exception of the user's own Python code
+            raise
         raise WrongInput(
             f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
@@ -1064,7 +1066,7 @@ def restore(kind, path):
                 raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
     except Exception as error:
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
-        reason = str(error).partition("\n")[0]
+        reason = f"{error}".partition("\n")[0]
         raise WrongInput(
             f"{path} is corrupt, or of a model before an edit ({reason}). If it is corrupt, "
             "delete its files to use an older one; otherwise use another --run-dir"
@@ -1157,7 +1159,7 @@ def run_path(*parts):
 def write_file(name, text):
     """Write a file of the run. A kill leaves the old file or the new one."""
     part = run_path("unfinished.part")  # one name, so that the next write replaces a leftover
-    part.parent.mkdir(parents=True, exist_ok=True)
+    os.makedirs(part.parent, exist_ok=True)
     part.write_text(text, "utf-8")
     part.replace(run_path(name))
 
