@@ -292,8 +292,7 @@ def find_fixed_lengths():
     Only a `preprocess` that returns the features unchanged is known to take any length.
     """
     serve, example = call_serving_hook()
-    copied = tf.nest.map_structure(tf.identity, example)  # `preprocess` may change it
-    batch = train.preprocess(copied, create_seeds(0, 1), training=False)
+    batch = train.preprocess(example, create_seeds(0, 1), training=False)
     inputs = example[0] if isinstance(example, tuple) else example
     model_inputs = getattr(tf.nest.flatten(train.model)[0], "inputs", [])
     specs = tf.nest.flatten(serve.input_signature)
