@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cookiecutter.main import cookiecutter
-from jobs import JOBS
+from jobs import JOBS, find_job
 from race import measure_starts, race
 from report import find_failures, plot, print_table
 
@@ -71,6 +71,7 @@ def list_measurements(jobs, places):
         if job in SMALL_JOBS:
             measurements.append(compare_validation(job))
             measurements.append(compare_saving(job))
+    measurements.append(compare_large_saving())
     measurements += compare_random_numbers(places)
     measurements.append(compare_first_step())
     measurements.append(compare_short_job())
@@ -144,6 +145,12 @@ def compare_saving(job):
     return Measurement(f"{job}: checkpoints each 100 steps, log, TensorBoard", job, kinds)
 
 
+def compare_large_saving():
+    """Return a measurement of epochs that save the last and the best checkpoint at their end."""
+    kinds = list_sizes("train.py") | list_sizes("silent", name="without")
+    return Measurement("100 million weights: checkpoints each epoch", "large", kinds)
+
+
 def compare_random_numbers(places):
     """Return measurements of what a replica's own part of the random numbers costs.
 
@@ -185,7 +192,7 @@ def compare_values(flag, values):
 
 def run_measurement(measurement, args, folder):
     """Return the results of all contenders by name."""
-    job = JOBS[measurement.job]
+    job = find_job(measurement.job)
     batches = max(2, round(job.steps_per_second * args.seconds))
     contenders = {}
     for name, (size, kind, *arguments) in measurement.kinds.items():
