@@ -79,7 +79,8 @@ def create_strategy():
 
 
 def create_multi_worker_strategy():
-    # TensorFlow now waits for the other workers, and no Python handler would be called.
+    # TensorFlow now waits for the other workers. No Python code runs meanwhile, not even in another
+    # thread. Ctrl-C ends the process. SIGTERM has no effect: TensorFlow catches it.
     on_signals(signal.SIG_DFL)
     is_gpu = config.device_kind == "GPU"
     return tf.distribute.MultiWorkerMirroredStrategy(

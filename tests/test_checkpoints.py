@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 
 import pytest
 from running import (
@@ -303,6 +304,38 @@ def test_run_killed_before_its_first_checkpoint_is_listed_resumes(
     assert outcome.code == 9, outcome
     assert not (tmp_path / "run" / "checkpoints" / "last" / "checkpoint").exists()
     assert "resumed at step 13" in train(script, *FLAGS)
+    assert_same_run(tmp_path / "run", train_once(*FLAGS))
+
+
+# Kill the process when it has written the files of a checkpoint, and not yet TensorFlow's list.
+DIE_AFTER_FILES = """
+write = tf.train.Checkpoint._write  # of `write` and `save`
+written = []
+
+def write_and_die(checkpoint, *args, **options):
+    path = write(checkpoint, *args, **options)
+    written.append(path)
+    if len(written) == int(os.environ.get("DIE_AT", "0")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return path
+
+tf.train.Checkpoint._write = write_and_die
+"""
+
+
+# Each epoch of 78 steps has five checkpoints, then "best" and "last".
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+@pytest.mark.parametrize(
+    "number",
+    [1, pytest.param(6, marks=LONG), 7, pytest.param(13, marks=LONG)],
+)
+def test_run_killed_between_a_checkpoint_and_its_list_resumes(
+    number, size, scripts, train_once, tmp_path
+):
+    script = write_variant(scripts[size], tmp_path, DIE_AFTER_FILES)
+    outcome = run_script(script, *FLAGS, env=environment(DIE_AT=str(number)))
+    assert outcome.code == -signal.SIGKILL, outcome
+    assert "resumed at step " in train(script, *FLAGS)
     assert_same_run(tmp_path / "run", train_once(*FLAGS))
 
 

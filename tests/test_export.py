@@ -49,6 +49,30 @@ def test_run_without_its_export_exports_again(fault, code, complete_script, trai
     assert_same_run(run_dir, expected)
 
 
+# Kill the process when it has written the model, before the export has its name.
+DIE_WITHIN_EXPORT = """
+save_model = keras.Model.save
+
+def save_and_die(model, path, *args, **options):
+    save_model(model, path, *args, **options)
+    if path.parent == run_path("export.part"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+keras.Model.save = save_and_die
+"""
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+def test_run_killed_within_its_export_exports_again(size, scripts, train_once, tmp_path):
+    run_dir = tmp_path / "run"
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, DIE_WITHIN_EXPORT)
+    assert run_script(script, *FLAGS).code == -signal.SIGKILL
+    assert (run_dir / "export.part").exists()
+    assert not (run_dir / "export").exists()
+    train(write_variant(scripts[size], tmp_path, SMALL_IMAGES), *FLAGS)
+    assert_same_run(run_dir, train_once(*FLAGS, code=(SMALL_IMAGES,)))
+
+
 # A SavedModel can't have functions of Python.
 CALLS_PYTHON = """
 def preprocess(batch, seeds, training):

@@ -90,11 +90,19 @@ def test_two_workers_take_each_example_once_per_epoch(cluster):
     assert find_training_steps(tasks.run_dir) == [19, 38, 57]
 
 
+HALVES_RATE = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, _ = original(strategy)
+    with strategy.scope():
+        return model, Adam(keras.optimizers.schedules.ExponentialDecay(1e-3, 100, 0.5))
+"""
 RECORD_POWERS = """
 apply_adam = tf.raw_ops.ResourceApplyAdam
 
 def record_and_apply(**options):
-    tf.print(traced["step"], options["beta1_power"], output_stream="file://powers")
+    numbers = [options[name] for name in ("beta1_power", "lr")]
+    tf.print(traced["step"], *numbers, output_stream="file://powers")
     return apply_adam(**options)
 
 tf.raw_ops.ResourceApplyAdam = record_and_apply
@@ -102,16 +110,17 @@ tf.raw_ops.ResourceApplyAdam = record_and_apply
 
 
 @pytest.mark.long
-def test_bias_correction_uses_the_number_of_the_step(cluster):
+def test_update_uses_the_number_of_the_step(cluster):
     """It doesn't use the counter of updates, which two workers overwrite."""
-    tasks = cluster(RECORD_POWERS)
+    tasks = cluster(HALVES_RATE, RECORD_POWERS)
     tasks.train("--epochs", "4", "--global-batch-size", "16")
     records = []
     for path in tasks.folder.glob("*/powers"):
         records += path.read_text("utf-8").split()
-    steps, powers = np.array(records, "float64").reshape(-1, 2).T
+    steps, powers, rates = np.array(records, "float64").reshape(-1, 3).T
     assert len(steps) == 4 * 78 * 6  # kernel and bias of three layers
     np.testing.assert_allclose(powers, 0.9 ** (steps + 1), rtol=1e-4)
+    np.testing.assert_allclose(rates, 1e-3 * 0.5 ** (steps / 100), rtol=1e-4)
 
 
 @pytest.mark.long
@@ -470,6 +479,39 @@ def test_parameter_server_and_synchronous_scripts_resume_each_other(
     assert_evaluation_repeats_the_test(synchronous, tasks.run_dir)
     line = read_metrics(tasks.run_dir)[-1]
     assert (line["step"], line["split"]) == (95, "test")
+
+
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.long), 3])
+def test_run_resumes_with_other_numbers_of_servers_and_workers(
+    servers, cluster, server_script, essential_script, tmp_path
+):
+    before = cluster()
+    before.train("--epochs", "1")
+    folder = tmp_path / "after"
+    folder.mkdir()
+    tasks = [("chief", 0), ("worker", 0), *[("ps", index) for index in range(servers)]]
+    after = Cluster(server_script, folder, tasks=tasks)
+    after.run_dir = before.run_dir
+    try:
+        assert "resumed at step 19" in after.train("--epochs", "2")
+    finally:
+        after.kill()
+    [synchronous] = write_copies(essential_script, [tmp_path / "synchronous"])
+    assert_evaluation_repeats_the_test(synchronous, after.run_dir)
+
+
+def measure_values(folder):
+    """Return the bytes of the variables' values in a checkpoint or a SavedModel."""
+    return sum(path.stat().st_size for path in folder.glob("*.data-*"))
+
+
+@pytest.mark.long
+def test_saved_model_has_each_weight_once(server_script, tmp_path):
+    [script] = write_copies(server_script, [tmp_path / "one"])
+    train(script, "--epochs", "1")
+    run_dir = script.parent / "run"
+    exported = measure_values(run_dir / "export" / "variables")
+    assert 0 < exported < 1.2 * measure_values(run_dir / "checkpoints" / "best")
 
 
 # Keras assigns the constrained weights and the averages after the update itself.

@@ -85,6 +85,12 @@ def test_second_replica_skips_the_numbers_of_the_first(name, essential_script):
     assert counters == [[0, size + 3], [size // 4, size + 3]]
 
 
+def test_parts_of_replicas_may_begin_within_a_counter(essential_script):
+    # A part has 42 numbers. A counter has four.
+    counters = query("random.find_counters", essential_script, 4, [6, 7])
+    assert counters == [[0, 45], [10, 45], [21, 45], [31, 45]]
+
+
 def test_replica_may_be_a_tensor_of_a_compiled_graph(any_script):
     assert query("random.draw_with_traced_replicas", any_script)
 

@@ -37,6 +37,7 @@ from variants import (
     SMALL_IMAGES,
     kill_after_log,
     make_nan,
+    run_before,
     write_copies,
     write_variant,
 )
@@ -474,6 +475,42 @@ def test_worker_that_waits_for_its_peer_handles_signals(number, complete_script,
     for outcome in outcomes:
         assert_interrupted(outcome)
     assert not (tmp_path / "run").exists()
+
+
+# The chief waits in TensorFlow for a worker that doesn't come, or that still loads its data.
+WAITS = run_before("create_multi_worker_strategy", "Path('waiting').touch()")
+WAITS_FOR_DATA = """
+@wraps_original
+def create_datasets(original):
+    if config.worker_index > 0:
+        time.sleep(60)
+    return original()
+""" + run_before("load_adapted", "Path('waiting').touch()")
+
+
+# While the chief waits for a worker to start, TensorFlow catches SIGTERM.
+@pytest.mark.parametrize(
+    ("code", "indices", "number"),
+    [(WAITS, [0], signal.SIGINT), (WAITS_FOR_DATA, [0, 1], signal.SIGTERM)],
+    ids=["worker", "data"],
+)
+def test_essential_chief_that_waits_ends_on_a_signal(
+    code, indices, number, essential_script, tmp_path
+):
+    script = write_variant(essential_script, tmp_path, code)
+    environments = worker_environments([("worker", index) for index in (0, 1)])
+    workers = [fork(script, *FLAGS, env=environments[index]) for index in indices]
+    try:
+        chief = workers[0]
+        wait_until((tmp_path / "waiting").exists, chief, timeout=60)
+        time.sleep(3)  # by then, TensorFlow waits
+        began = time.monotonic()
+        chief.send_signal(number)
+        finish(chief, timeout=30)
+        assert time.monotonic() - began < 5
+    finally:
+        for worker in workers:
+            worker.kill()
 
 
 def test_worker_whose_peer_does_not_come_stops_after_timeout(complete_script, tmp_path):
