@@ -128,7 +128,19 @@ def call_layers(path, replicas):
         return script.strategy.run(call, args=(inputs,))
 
     call_all()  # The second call starts with other seeds.
-    return join_replicas(script.strategy, call_all())
+    outputs = join_replicas(script.strategy, call_all())
+    assert_equal_states(script.strategy, layers)
+    return outputs
+
+
+def assert_equal_states(strategy, layers):
+    """Assert that all replicas hold the same states of the random generators."""
+    states = [variable for layer in layers for variable in layer.non_trainable_variables]
+    assert len(states) >= len(layers)
+    for state in states:
+        first, *others = strategy.experimental_local_results(state.value)
+        for other in others:
+            assert np.array_equal(first, other), state.path
 
 
 # --------------------------------------------------------------------------------------------------

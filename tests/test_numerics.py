@@ -327,6 +327,15 @@ def test_ema_is_evaluated_and_exported(train_once):
     assert exports["SavedModel"]["test"]["loss"] == loss
 
 
+@pytest.mark.long
+def test_ema_of_the_hook_is_that_of_the_flag(train_once):
+    adam = "keras.optimizers.Adam(config.learning_rate, {})"
+    hook = use_optimizer(adam.format("use_ema=True, ema_momentum=0.9"))
+    by_hook = train_once(*SHORT, code=(hook,))
+    by_flag = train_once(*SHORT, "--ema-momentum", "0.9", code=(use_optimizer(adam.format("")),))
+    assert read_numbers(by_hook) == read_numbers(by_flag)
+
+
 # --------------------------------------------------------------------------------------------------
 # Learning rates
 # --------------------------------------------------------------------------------------------------

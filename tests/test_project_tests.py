@@ -942,6 +942,26 @@ class Orthogonal(keras.Regularizer):
     "keras.layers.Dense(10)",
 )
 
+# A layer that draws in evaluation, too, and a step that keeps the states that this changes.
+DRAWS_IN_EVALUATION = """
+@keras.saving.register_keras_serializable()
+class Sampling(keras.layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, inputs):
+        return inputs + keras.random.normal(keras.ops.shape(inputs), seed=self.seeds)
+
+
+def evaluation_step(batch, metrics):
+    features, labels, sample_weight = batch
+    predictions = model(features, training=False)
+    update_metrics(metrics, labels, predictions, sample_weight)
+    losses = compute_losses(labels, predictions)
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
+""" + end_model_with("Sampling()", "keras.layers.Dense(10)")
+
 SUMS_LOSSES = """
 @keras.saving.register_keras_serializable()
 class Shrink(keras.layers.Layer):
@@ -952,6 +972,11 @@ class Shrink(keras.layers.Layer):
 
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
+    "states-that-evaluation-changes": (
+        DRAWS_IN_EVALUATION,
+        KILLED,
+        ["A run that was killed and resumed differs", "called outside keras.StatelessScope()"],
+    ),
     "losses-that-are-summed": (
         SUMS_LOSSES,
         REPLICAS,

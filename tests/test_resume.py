@@ -388,6 +388,31 @@ def test_essential_script_resumes_a_run_that_could_have_recovered(scripts, train
     assert_same_run(run_dir, train_once("--epochs", "2"))
 
 
+LOSES_A_LOOP = """
+failed = []
+
+@wraps_original
+def train(original, iterator, steps):
+    values = original(iterator, steps)
+    if state.step > 0 and not failed:
+        failed.append(True)
+        values["loss"] = math.nan
+    return values
+"""
+
+
+@pytest.mark.long
+def test_essential_script_rejects_a_run_that_has_recovered(scripts, tmp_path):
+    run_dir = tmp_path / "run"
+    [complete] = write_copies(scripts["complete"], [tmp_path / "complete"], LOSES_A_LOOP)
+    output = train(complete, "--epochs", "2", "--recover-from-nan", "1", "--run-dir", run_dir)
+    assert "recovery 1 of 1" in output
+    [essential] = write_copies(scripts["essential"], [tmp_path / "essential"])
+    with assert_unchanged(run_dir):
+        outcome = run_script(essential, "--epochs", "3", "--run-dir", run_dir)
+    assert_fails(outcome, 2, "recoveries")
+
+
 # --------------------------------------------------------------------------------------------------
 # Edited scripts
 # --------------------------------------------------------------------------------------------------
