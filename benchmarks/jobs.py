@@ -22,7 +22,10 @@ class Job:
 
 
 def change_to_dense(script, widths=(1100, 1100, 1100)):
-    """Return a network of 2.5 million weights, whose speed is limited by the update."""
+    """Return a dense network, whose speed is limited by the update.
+
+    By default, it has 2.5 million weights.
+    """
     layers = script.keras.layers
 
     def create_layers():

@@ -8,7 +8,7 @@ def report_error(error):
         error = RunInterrupted("a parameter server failed; start all tasks again")
     # {% else %}
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
-    # differs. The text of `!r` begins with the type.
+    # differs. `!r` is its repr, which begins with the type.
     failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed; start all workers again")

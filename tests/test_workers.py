@@ -477,7 +477,8 @@ def test_worker_that_waits_for_its_peer_handles_signals(number, complete_script,
     assert not (tmp_path / "run").exists()
 
 
-# The chief waits in TensorFlow for a worker that doesn't come, or that still loads its data.
+# The chief waits for a worker that doesn't start, or that still loads its data. In the first case,
+# TensorFlow catches SIGTERM, so only Ctrl-C ends it; see docs/variants.md.
 WAITS = run_before("create_multi_worker_strategy", "Path('waiting').touch()")
 WAITS_FOR_DATA = """
 @wraps_original
@@ -488,7 +489,6 @@ def create_datasets(original):
 """ + run_before("load_adapted", "Path('waiting').touch()")
 
 
-# While the chief waits for a worker to start, TensorFlow catches SIGTERM.
 @pytest.mark.parametrize(
     ("code", "indices", "number"),
     [(WAITS, [0], signal.SIGINT), (WAITS_FOR_DATA, [0, 1], signal.SIGTERM)],

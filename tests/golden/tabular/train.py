@@ -1411,7 +1411,7 @@ def is_in_run_dir(error):
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
-    # differs. The text of `!r` begins with the type.
+    # differs. `!r` is its repr, which begins with the type.
     failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed; start all workers again")
