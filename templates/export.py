@@ -22,7 +22,7 @@ def export(folder, examples):
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
         for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
-            variable.assign(trained.numpy())
+            variable.assign(trained)
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
@@ -34,7 +34,6 @@ def export(folder, examples):
         if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
             archive.track(each)
     part = folder.with_name("export.part")
-    shutil.rmtree(part, ignore_errors=True)
     archive.write_out(part, verbose=False)
     copies[0].save(part / "model.keras")
     part.rename(folder)

@@ -69,7 +69,7 @@ class Config:
     mode: str = flag(
         "train",
         "train, test a checkpoint, or validate the newest one repeatedly",
-        choices=["train", "evaluate", "continuous_evaluate"],
+        choices="train evaluate continuous_evaluate".split(),
     )
     # {% else %}
     mode: str = flag("train", "train, or test the best checkpoint", choices=["train", "evaluate"])
@@ -98,7 +98,7 @@ class Config:
     # {% endif %}
     # {% if is_complete %}
     precision: str = flag(
-        "float32", "dtype policy", choices=["float32", "mixed_bfloat16", "mixed_float16"]
+        "float32", "dtype policy", choices="float32 mixed_bfloat16 mixed_float16".split()
     )
     accumulation_steps: int = flag(1, "parts of a replica's batch, for gradient accumulation")
     clip_norm: float | None = flag(

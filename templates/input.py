@@ -43,13 +43,14 @@ def load_into_memory(dataset, split):
     a run resumes at any step at once. They are variables: each iterator would copy tensors.
     """
     size = int(dataset.cardinality())
-    if size <= 0:
+    if not 0 < size < 2e9:  # places in the order of an epoch are int32
         raise WrongInput(
-            f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
+            f"create_datasets: {split}'s size is 0, over 2e9 or unknown; use assert_cardinality"
         )
     try:
         with tf.device("CPU:0"):
-            examples = dataset.batch(size).get_single_element()
+            # With one `batch(size)`, small examples would need 14 times their size.
+            examples = dataset.batch(512).rebatch(size).get_single_element()
             return tf.nest.map_structure(tf.Variable, examples), size
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code

@@ -112,7 +112,11 @@ def initialize_run_dir():
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
     pattern = "*/*_temp" if state.step else "[bl][ea]st"
-    for leftover in (run_path("export"), *run_path("checkpoints").glob(pattern)):
+    for leftover in (
+        run_path("export"),
+        run_path("export.part"),
+        *run_path("checkpoints").glob(pattern),
+    ):
         shutil.rmtree(leftover, ignore_errors=True)
     # {% if cookiecutter.__size == "parameter_server" %}
     check_shared_run_dir()

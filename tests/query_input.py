@@ -3,6 +3,7 @@
 import itertools
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -378,6 +379,43 @@ def log_delayed_loop(path):
 
     script.run_steps = run_steps
     return script.train(None, 7)
+
+
+def measure_loading_peak(path, size):
+    """Return the memory that is needed to load examples of 24 bytes, divided by their size."""
+    script = begin(path)
+
+    script.load_into_memory(create_small_examples(100), "train")  # starts the threads of tf.data
+    dataset = create_small_examples(size)
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before = read_memory("VmRSS")
+    examples, _ = script.load_into_memory(dataset, "train")
+    peak = read_memory("VmHWM") - before
+    numbers, indices = examples
+    assert numbers.shape == [size, 5]
+    assert np.array_equal(indices, np.arange(size) % 100)
+    return peak / (size * 24)
+
+
+def create_small_examples(size):
+    """Return examples of five float32 and one int32. Their source needs no memory."""
+    hundreds = tf.data.Dataset.range(size // 100)
+    dataset = hundreds.map(create_hundred).unbatch()
+    known_size = tf.data.experimental.assert_cardinality(size)
+    return dataset.apply(known_size)
+
+
+def create_hundred(i):
+    numbers = tf.random.stateless_uniform([100, 5], [0, i])
+    return numbers, tf.range(100)
+
+
+def read_memory(name):
+    """Return a line of this process's status in bytes, such as VmHWM, its largest memory."""
+    status = Path("/proc/self/status").read_text()
+    _, _, following = status.partition(f"{name}:")
+    kib, *_ = following.split()
+    return int(kib) * 1024
 
 
 def count_batches_ahead(path, cores):

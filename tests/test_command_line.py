@@ -337,6 +337,7 @@ SIZE_CHANGES = {
     "empty": "take(0)",
     "unknown": "filter(lambda image, label: label > 4)",
     "infinite": "repeat()",
+    "too large": "repeat(10**8)",
 }
 
 
@@ -372,7 +373,7 @@ def changed_data_outcomes(once, complete_script, tmp_path_factory):
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("change", SIZE_CHANGES)
-def test_data_set_without_known_size_is_rejected(change, split, changed_data_outcomes):
+def test_data_set_without_usable_size_is_rejected(change, split, changed_data_outcomes):
     (code, output, errors), folder = changed_data_outcomes[f"{change} {split}"]
     assert (code, output) == (2, ""), errors
     assert_one_line(errors, "create_datasets", split, "assert_cardinality")

@@ -106,6 +106,14 @@ def test_many_cores_hold_few_batches(size, scripts):
     assert query("input.count_batches_ahead", scripts[size], 64) < 25
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_small_examples_are_loaded_in_little_memory(size, scripts):
+    # One tf.data batch of all examples would need 14 times their size.
+    largest = {"essential": 2.5, "complete": 1.5}
+    peak = query("input.measure_loading_peak", scripts[size], 500_000)
+    assert peak < largest[size]
+
+
 def test_workers_read_the_batches_of_one_process(complete_script):
     results = query("input.compare_worker_shares", complete_script)
     assert len(results) == 3 * 24 * 3  # numbers, seeds and weights of 24 batches, three times

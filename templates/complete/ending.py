@@ -37,12 +37,11 @@ def find_lost_workers(error):
     Its text names workers as /job:worker/task:1 or /job:worker/replica:0/task:1. A failure of NCCL
     is an UnknownError, like an exception of a hook's Python code. Only its text differs.
     """
-    text = str(error)
-    # `repr` begins with the type.
+    # `!r` is its repr, which begins with the type.
     failures = "(?i)^(Unavailable|Aborted)Error|coordination|invoking NCCL|current incarnation"
-    if config.workers == 1 or not re.search(failures, f"{error!r}{text}"):
+    if config.workers == 1 or not re.search(failures, f"{error!r}{error}"):
         return ""
-    tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", text))
+    tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", str(error)))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     tasks.discard((own.task_type, str(own.task_id)))
     return " and ".join(f"{job} {index}" for job, index in sorted(tasks)) or "another worker"
@@ -70,7 +69,7 @@ def report_error(error):
         traceback.print_exception(error)
         return 1
     if isinstance(error, RunFinished):
-        print_status(str(error))
+        print_status(error)
     else:
         # `split` removes line breaks.
         print(f"train.py: {error.label}: {' '.join(str(error).split())}", file=sys.stderr)

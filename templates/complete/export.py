@@ -14,7 +14,7 @@ def export(folder, examples):
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
         for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
-            variable.assign(trained.numpy())
+            variable.assign(trained)
     copies = tf.nest.flatten(copies)
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)

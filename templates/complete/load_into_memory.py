@@ -2,25 +2,24 @@ def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
     With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
-    a run resumes at any step at once. `batch(size)` would hold all examples twice. So would
-    tensors: each iterator copies them.
+    a run resumes at any step at once. They are variables: each iterator would copy tensors. To hold
+    them only once, they are copied in pieces.
     """
     size = int(dataset.cardinality())
-    if size <= 0:
+    if not 0 < size < 2e9:  # places in the order of an epoch are int32
         raise WrongInput(
-            f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
+            f"create_datasets: {split}'s size is 0, over 2e9 or unknown; use assert_cardinality"
         )
     stacks = None
     try:
         with tf.device("CPU:0"):
-            # Many pieces are slow. A large piece needs memory for a second copy of its examples.
-            for index, piece in dataset.enumerate().batch(max(128, size // 64)):
+            # Small pieces are slow.
+            for start, piece in zip(range(0, size, 512), dataset.batch(512), strict=True):
                 if stacks is None:
                     stacks = tf.nest.map_structure(
                         lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
                     )
-                for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):
-                    stack.scatter_update(tf.IndexedSlices(part, index))
+                tf.nest.map_structure(functools.partial(copy_rows, start), stacks, piece)
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
@@ -29,3 +28,8 @@ def load_into_memory(dataset, split):
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
     return stacks, size
+
+
+def copy_rows(start, stack, rows):
+    """Copy rows to a variable, from row `start` on. Slice assignment would copy all its rows."""
+    stack.scatter_update(tf.IndexedSlices(rows, start + tf.range(len(rows))))

@@ -132,7 +132,7 @@ class Config:
     mode: str = flag(
         "train",
         "train, test a checkpoint, or validate the newest one repeatedly",
-        choices=["train", "evaluate", "continuous_evaluate"],
+        choices="train evaluate continuous_evaluate".split(),
     )
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     strategy: str = flag(
@@ -151,7 +151,7 @@ class Config:
         False, "compile gradients with XLA; try it on GPUs", action=argparse.BooleanOptionalAction
     )
     precision: str = flag(
-        "float32", "dtype policy", choices=["float32", "mixed_bfloat16", "mixed_float16"]
+        "float32", "dtype policy", choices="float32 mixed_bfloat16 mixed_float16".split()
     )
     accumulation_steps: int = flag(1, "parts of a replica's batch, for gradient accumulation")
     clip_norm: float | None = flag(
@@ -201,7 +201,7 @@ class State:
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
     micro_batch: tuple = (0, 1)  # index of the part of a batch being traced, number of parts
-    snapshot: dict = dataclasses.field(default_factory=dict)  # after the last loop, in host memory
+    snapshot: dict | None = None  # after the last loop, in host memory
     saved_step: int = 0  # step of the newest checkpoint that was written or restored
     pending_write: concurrent.futures.Future | None = None  # a checkpoint
     is_profiling: bool = False
@@ -1024,25 +1024,24 @@ def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
     With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
-    a run resumes at any step at once. `batch(size)` would hold all examples twice. So would
-    tensors: each iterator copies them.
+    a run resumes at any step at once. They are variables: each iterator would copy tensors. To hold
+    them only once, they are copied in pieces.
     """
     size = int(dataset.cardinality())
-    if size <= 0:
+    if not 0 < size < 2e9:  # places in the order of an epoch are int32
         raise WrongInput(
-            f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
+            f"create_datasets: {split}'s size is 0, over 2e9 or unknown; use assert_cardinality"
         )
     stacks = None
     try:
         with tf.device("CPU:0"):
-            # Many pieces are slow. A large piece needs memory for a second copy of its examples.
-            for index, piece in dataset.enumerate().batch(max(128, size // 64)):
+            # Small pieces are slow.
+            for start, piece in zip(range(0, size, 512), dataset.batch(512), strict=True):
                 if stacks is None:
                     stacks = tf.nest.map_structure(
                         lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
                     )
-                for stack, part in zip(*map(tf.nest.flatten, (stacks, piece)), strict=True):
-                    stack.scatter_update(tf.IndexedSlices(part, index))
+                tf.nest.map_structure(functools.partial(copy_rows, start), stacks, piece)
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
@@ -1051,6 +1050,11 @@ def load_into_memory(dataset, split):
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
     return stacks, size
+
+
+def copy_rows(start, stack, rows):
+    """Copy rows to a variable, from row `start` on. Slice assignment would copy all its rows."""
+    stack.scatter_update(tf.IndexedSlices(rows, start + tf.range(len(rows))))
 
 
 def describe_examples(examples, size):
@@ -1698,17 +1702,16 @@ def run_path(*parts):
 
 def check_run_dir():
     """Raise WrongInput if the run can't use --run-dir, before anything is written."""
-    folder = run_path()
     problem = None
     if "://" in config.run_dir:
         problem = "is not a local folder"
-    elif not config.run_dir.isprintable() or set("[\\") & set(folder.as_posix()):
+    elif not config.run_dir.isprintable() or set("[\\") & set(run_path().as_posix()):
         problem = "has [, \\ or a character that can't be printed, which TensorFlow can't use"
     elif run_path("config.json").exists() and not run_path("metrics.jsonl").exists():
         problem = "has a config.json, but no metrics.jsonl: it is not a run"
     elif config.mode == "train" and not all(
         os.access(each, os.R_OK | os.W_OK | os.X_OK)
-        for each in folder.glob("[ct]*/**/")  # checkpoints and tensorboard
+        for each in run_path().glob("[ct]*/**/")  # checkpoints and tensorboard
     ):
         problem = "has folders without permission to read or write"
     if problem:
@@ -1947,7 +1950,7 @@ def export(folder, examples):
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
         for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
-            variable.assign(trained.numpy())
+            variable.assign(trained)
     copies = tf.nest.flatten(copies)
     part = folder.with_name("export.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -2319,12 +2322,11 @@ def find_lost_workers(error):
     Its text names workers as /job:worker/task:1 or /job:worker/replica:0/task:1. A failure of NCCL
     is an UnknownError, like an exception of a hook's Python code. Only its text differs.
     """
-    text = str(error)
-    # `repr` begins with the type.
+    # `!r` is its repr, which begins with the type.
     failures = "(?i)^(Unavailable|Aborted)Error|coordination|invoking NCCL|current incarnation"
-    if config.workers == 1 or not re.search(failures, f"{error!r}{text}"):
+    if config.workers == 1 or not re.search(failures, f"{error!r}{error}"):
         return ""
-    tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", text))
+    tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", str(error)))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     tasks.discard((own.task_type, str(own.task_id)))
     return " and ".join(f"{job} {index}" for job, index in sorted(tasks)) or "another worker"
@@ -2358,7 +2360,7 @@ def report_error(error):
         traceback.print_exception(error)
         return 1
     if isinstance(error, RunFinished):
-        print_status(str(error))
+        print_status(error)
     else:
         # `split` removes line breaks.
         print(f"train.py: {error.label}: {' '.join(str(error).split())}", file=sys.stderr)

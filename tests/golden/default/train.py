@@ -714,13 +714,14 @@ def load_into_memory(dataset, split):
     a run resumes at any step at once. They are variables: each iterator would copy tensors.
     """
     size = int(dataset.cardinality())
-    if size <= 0:
+    if not 0 < size < 2e9:  # places in the order of an epoch are int32
         raise WrongInput(
-            f"create_datasets: {split} is empty or of unknown size; see Dataset.assert_cardinality"
+            f"create_datasets: {split}'s size is 0, over 2e9 or unknown; use assert_cardinality"
         )
     try:
         with tf.device("CPU:0"):
-            examples = dataset.batch(size).get_single_element()
+            # With one `batch(size)`, small examples would need 14 times their size.
+            examples = dataset.batch(512).rebatch(size).get_single_element()
             return tf.nest.map_structure(tf.Variable, examples), size
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
@@ -1210,7 +1211,11 @@ def initialize_run_dir():
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
     pattern = "*/*_temp" if state.step else "[bl][ea]st"
-    for leftover in (run_path("export"), *run_path("checkpoints").glob(pattern)):
+    for leftover in (
+        run_path("export"),
+        run_path("export.part"),
+        *run_path("checkpoints").glob(pattern),
+    ):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -1232,7 +1237,7 @@ def export(folder, examples):
     with tf.device("CPU:0"):
         copies, _ = create_model_and_optimizer(tf.distribute.get_strategy())
         for variable, trained in zip(list_variables(copies), list_variables(model), strict=True):
-            variable.assign(trained.numpy())
+            variable.assign(trained)
     copies = tf.nest.flatten(copies)
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
@@ -1244,7 +1249,6 @@ def export(folder, examples):
         if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
             archive.track(each)
     part = folder.with_name("export.part")
-    shutil.rmtree(part, ignore_errors=True)
     archive.write_out(part, verbose=False)
     copies[0].save(part / "model.keras")
     part.rename(folder)
