@@ -77,16 +77,20 @@ class Cluster:
 
     def read_steps(self, index):
         """Return the steps that a worker has taken: their numbers and their examples' indices."""
-        path = self.folder / f"worker-{index}" / "steps"
-        lines = path.read_text().splitlines() if path.exists() else []
-        numbers = [[int(number) for number in re.findall(r"\d+", line)] for line in lines]
-        return [(step, tuple(indices)) for step, *indices in numbers]
+        return read_recorded_steps(self.folder / f"worker-{index}" / "steps")
 
     def read_all_steps(self):
         return self.read_steps(0) + self.read_steps(1)
 
     def have_all_workers_begun(self):
         return self.read_steps(0) and self.read_steps(1)
+
+
+def read_recorded_steps(path):
+    """Return what RECORD_STEPS has written: the number of each step and its examples' indices."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    numbers = [[int(number) for number in re.findall(r"\d+", line)] for line in lines]
+    return [(step, tuple(indices)) for step, *indices in numbers]
 
 
 def assert_codes(outcomes, code):

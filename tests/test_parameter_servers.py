@@ -21,6 +21,7 @@ from parameter_servers import (
     Cluster,
     assert_codes,
     assert_each_example_once,
+    read_recorded_steps,
 )
 from rendering import TEMPLATE
 from running import (
@@ -46,7 +47,13 @@ from running import (
     wait_until,
 )
 from test_recipes import split_blocks
-from variants import apply_blocks, replace_image_model, replace_text, write_copies
+from variants import (
+    apply_blocks,
+    replace_image_model,
+    replace_text,
+    write_copies,
+    write_variant,
+)
 
 LONG = pytest.mark.long
 
@@ -899,6 +906,80 @@ def test_killed_worker_alone_is_restarted(launch):
     assert (finished.returncode, finished.stderr) == (0, "")
     assert starts == STARTED_ONCE | {"worker-1": 2}
     assert re.search(r"worker 1 was killed by SIGKILL.* restart 1 of 3", finished.stdout)
+
+
+# When a phase begins, the chief has a task killed. Each start continues with the next order.
+ORDER_KILLS = """
+import threading
+
+ORDERS = [
+    ("train", "worker-0"),
+    ("train", "ps-0"),
+    ("train", "chief-0"),
+    ("restore_run", "ps-1"),
+    ("validate", "worker-1"),
+    ("save", "ps-1"),
+    ("test", "ps-0"),
+    ("test", "worker-1"),
+    ("export", "chief-0"),
+]
+orders_given = Path("orders")
+
+
+def obey():
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    order = Path(f"kill-{task['type']}-{task['index']}")
+    while not order.exists():
+        time.sleep(0.005)
+    order.unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+threading.Thread(target=obey, daemon=True).start()
+
+
+def begin(phase):
+    given = orders_given.read_text().splitlines() if orders_given.exists() else []
+    expected, victim = [*ORDERS, (None, None)][len(given)]
+    if phase == expected:
+        with orders_given.open("a") as file:
+            print(phase, victim, file=file)
+        Path(f"kill-{victim}").touch()
+
+
+def announce(function):
+    def call(*args, **kwargs):
+        begin(function.__name__)
+        return function(*args, **kwargs)
+
+    globals()[function.__name__] = call
+
+
+for each in (train, restore_run, validate, save, test, export):
+    announce(each)
+"""
+
+
+@pytest.mark.long
+def test_run_completes_after_a_kill_of_each_kind_of_task_in_each_phase(server_script, tmp_path):
+    (tmp_path / "launch").mkdir()
+    replace_text(server_script.parent / "launch" / "local.py", tmp_path / "launch")
+    write_variant(server_script, tmp_path, RECORD_STEPS, ORDER_KILLS)
+    command = ["launch/local.py", *FOUR, "--max-restarts", "10", "--", "--epochs", "6"]
+    finished = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.count("was killed by SIGKILL") == 9
+    assert len((tmp_path / "orders").read_text().splitlines()) == 9
+    assert_each_example_once(read_recorded_steps(tmp_path / "steps"), 6)
+    assert_evaluation_repeats_the_test(server_script, tmp_path / "run")
+    assert (tmp_path / "run" / "export" / "model.keras").exists()
 
 
 @pytest.mark.long
