@@ -682,15 +682,46 @@ def test_frequent_rows_of_a_split_embedding_are_on_both_servers():
     assert uses[:500].sum() / uses.sum() > 0.9
 
 
-@pytest.mark.long
-def test_parts_of_an_embedding_are_on_both_servers(cluster):
+def create_embedding_model(rows):
+    """Return code of a model with an embedding in two parts, for integers below `rows`."""
     model = replace_image_model(
-        "SplitEmbedding(17, 8, parts=2)",
+        f"SplitEmbedding({rows}, 8, parts=2)",
         "keras.layers.Flatten()",
         'keras.layers.Dense(64, activation="silu")',
         "keras.layers.Dropout(0.3)",
         "keras.layers.Dense(10)",
-    ).replace("keras.Input([8, 8, 1])", 'keras.Input([8, 8, 1], dtype="int32")')
+    )
+    return model.replace("keras.Input([8, 8, 1])", 'keras.Input([8, 8, 1], dtype="int32")')
+
+
+# The layer until November 2026. Its first table has the first half of the rows.
+SPLIT_IN_BLOCKS = """
+@keras.saving.register_keras_serializable()
+class SplitEmbedding(keras.layers.Layer):
+    def __init__(self, rows, size, parts):
+        super().__init__()
+        shape = [rows // parts, size]
+        self.tables = [self.add_weight(shape, "uniform") for _ in range(parts)]
+
+    def call(self, inputs):
+        return tf.nn.embedding_lookup([table.value for table in self.tables], inputs)
+"""
+
+
+@pytest.mark.long
+def test_checkpoint_of_an_embedding_in_blocks_is_rejected(server_script, tmp_path):
+    """Its shapes fit, so its rows would be exchanged without an error."""
+    model = create_embedding_model(rows=18)
+    one = ("--epochs", "1")
+    train(write_variant(server_script, tmp_path, SPLIT_IN_BLOCKS, model, INTEGER_IMAGES), *one)
+    layer = read_python_block(SPLIT_EMBEDDING, "@keras")
+    script = write_variant(server_script, tmp_path, layer, model, INTEGER_IMAGES)
+    assert_fails(run_script(script, "--epochs", "2"), 2, "rows_0_of_2")
+
+
+@pytest.mark.long
+def test_parts_of_an_embedding_are_on_both_servers(cluster):
+    model = create_embedding_model(rows=17)
     layer = read_python_block(SPLIT_EMBEDDING, "@keras")
     tasks = cluster(layer, model, INTEGER_IMAGES, PRINT_DEVICES)
     output = tasks.train("--epochs", "8")
