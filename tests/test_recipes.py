@@ -187,3 +187,23 @@ def test_export_takes_sequences_of_any_length(create_project):
         [[sequence], [padded]],
     )
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.long
+def test_gpt_writes_a_text_after_each_epoch(create_project):
+    project = create_project("gpt", random.Random(f"{SEED} text").choice(SIZES))
+    train_recipe(project, "gpt")
+    text = (project / "run" / "sample_1.txt").read_text("utf-8")
+    assert text.startswith("The data")
+    assert 20 < len(text) <= 48
+
+
+@pytest.mark.long
+def test_best_generator_is_the_one_that_is_taken_for_real_half_of_the_time(create_project):
+    project = create_project("gan", random.Random(f"{SEED} best").choice(SIZES))
+    train(project / "train.py", "--epochs", "4")
+    lines = read_metrics(project / "run")
+    validations = [line for line in lines if line["split"] == "validation"]
+    expected = min(validations, key=lambda line: abs(line["taken_for_real"] - 0.5))
+    best = query("runs.read_contents", project / "run")["best"]
+    assert best["step"] == [expected["step"]]
