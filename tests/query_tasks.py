@@ -19,6 +19,14 @@ def read_arrays(path):
     return splits
 
 
+def read_batch_types(path):
+    """Return the names of the dtypes of a training batch: features, labels and weights."""
+    script = begin(path)
+    datasets = script.load_datasets()
+    iterator, _ = script.create_input(*datasets["train"], training=True)
+    return [each.dtype.name for each in iterator.element_spec]
+
+
 def compute_baseline(path, task):
     """Return what a simple model reaches on the test split: accuracy, or mean absolute error."""
     functions = {

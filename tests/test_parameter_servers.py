@@ -116,6 +116,33 @@ tf.raw_ops.ResourceApplyAdam = record_and_apply
 """
 
 
+# Prints the devices that sum the weights, to find one that is not finite.
+PRINT_DEVICES_OF_SUMS = """
+from tensorflow.python.eager import context as eager_context
+
+
+@wraps_original
+def sum_variables(original):
+    context = eager_context.context()
+    context.enable_graph_collection()
+    result = original()
+    for graph in context.export_run_metadata().partition_graphs:
+        for node in graph.node:
+            if node.op == "Sum":
+                print("sum on", node.device)
+    return result
+"""
+
+
+@pytest.mark.long
+def test_servers_check_their_weights(cluster):
+    """Otherwise, the chief would get all weights over the network before it saves them."""
+    output = cluster(PRINT_DEVICES_OF_SUMS).train("--epochs", "1")
+    devices = re.findall(r"(?m)^sum on .*/job:(.*)/replica:0/task:(.).*$", output)
+    assert set(devices) == {("ps", "0"), ("ps", "1")}
+    assert len(devices) == 6 + 12  # weights of three layers, and their moments
+
+
 @pytest.mark.long
 def test_update_uses_the_number_of_the_step(cluster):
     """It doesn't use the counter of updates, which two workers overwrite."""

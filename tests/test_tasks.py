@@ -9,7 +9,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from rendering import TASKS, TEMPLATE
+from rendering import SIZES, TASKS, TEMPLATE
 from running import (
     assert_rejected,
     assert_unchanged,
@@ -104,6 +104,12 @@ def replace_code(text, first, following, block):
     start_of_block = text.index(first)
     end_of_block = text.index(following, start_of_block)
     return text[:start_of_block] + block + text[end_of_block:]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_images_are_bytes_until_they_are_on_the_device(size, scripts):
+    # Four times fewer bytes are copied to a GPU than with float32.
+    assert query("tasks.read_batch_types", scripts[size]) == ["uint8", "int32", "float32"]
 
 
 @pytest.mark.long
