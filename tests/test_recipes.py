@@ -191,19 +191,26 @@ def test_export_takes_sequences_of_any_length(create_project):
 
 @pytest.mark.long
 def test_gpt_writes_a_text_after_each_epoch(create_project):
-    project = create_project("gpt", random.Random(f"{SEED} text").choice(SIZES))
+    size = random.Random(f"{SEED} text").choice(SIZES)
+    project = create_project("gpt", size)
     train_recipe(project, "gpt")
-    text = (project / "run" / "sample_1.txt").read_text("utf-8")
+    sample = project / "run" / "sample_1.txt"
+    text = sample.read_text("utf-8")
     assert text.startswith("The data")
     assert 20 < len(text) <= 48
 
 
 @pytest.mark.long
 def test_best_generator_is_the_one_that_is_taken_for_real_half_of_the_time(create_project):
-    project = create_project("gan", random.Random(f"{SEED} best").choice(SIZES))
+    size = random.Random(f"{SEED} best").choice(SIZES)
+    project = create_project("gan", size)
     train(project / "train.py", "--epochs", "4")
-    lines = read_metrics(project / "run")
-    validations = [line for line in lines if line["split"] == "validation"]
-    expected = min(validations, key=lambda line: abs(line["taken_for_real"] - 0.5))
-    best = query("runs.read_contents", project / "run")["best"]
-    assert best["step"] == [expected["step"]]
+    run_dir = project / "run"
+    scores = {}
+    for line in read_metrics(run_dir):
+        if line["split"] == "validation":
+            share = line["taken_for_real"]
+            scores[line["step"]] = abs(share - 0.5)
+    contents = query("runs.read_contents", run_dir)
+    best_step = min(scores, key=scores.get)
+    assert contents["best"]["step"] == [best_step]

@@ -109,7 +109,8 @@ def replace_code(text, first, following, block):
 @pytest.mark.parametrize("size", SIZES)
 def test_images_are_bytes_until_they_are_on_the_device(size, scripts):
     # Four times fewer bytes are copied to a GPU than with float32.
-    assert query("tasks.read_batch_types", scripts[size]) == ["uint8", "int32", "float32"]
+    features, *_ = query("tasks.read_batch_types", scripts[size])
+    assert features == "uint8"
 
 
 @pytest.mark.long
