@@ -11,8 +11,10 @@ def load_datasets():
         # Without `pop`, all splits would be in memory twice.
         loaded[split] = load_into_memory(datasets.pop(0), split)
     # {% else %}
-    datasets = zip("train validation test".split(), create_datasets(), strict=True)
-    loaded = {split: load_into_memory(dataset, split) for split, dataset in datasets}
+    loaded = {
+        split: load_into_memory(dataset, split)
+        for split, dataset in zip("train validation test".split(), create_datasets(), strict=True)
+    }
     # {% endif %}
     examples, size = loaded["train"]
     if config.global_batch_size > size:
@@ -52,7 +54,7 @@ def load_into_memory(dataset, split):
             # With one `batch(size)`, small examples would need 14 times their size.
             examples = dataset.batch(512).rebatch(size).get_single_element()
             return tf.nest.map_structure(tf.Variable, examples), size
-    except (ValueError, tf.errors.InvalidArgumentError) as error:
+    except (ValueError, tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
         raise WrongInput(

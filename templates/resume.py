@@ -20,8 +20,7 @@ def find_run():
     """
     if re.search(r"://|[\[\\]", config.run_dir):
         raise WrongInput(
-            f"--run-dir {config.run_dir} is not a local folder, or has [ or \\, which TensorFlow "
-            "can't use; use another folder"
+            f"--run-dir {config.run_dir} is no local folder, or has [ or \\; use another folder"
         )
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:

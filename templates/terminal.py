@@ -26,9 +26,8 @@ def format_metrics(values):
 
 def print_progress(trained):
     """Show a progress bar on a terminal. It fits 60 columns, unlike Keras's."""
-    if not sys.stdout.isatty():
-        return
-    examples_left = (config.last_step - state.step) * config.global_batch_size
-    time_left = datetime.timedelta(seconds=examples_left // trained["examples_per_second"])
-    bar = "█" * (10 * state.step // config.last_step)
-    print_status(f"step {state.step:,}/{config.last_step:,} {bar:░<10} {time_left} left", end="\r")
+    if sys.stdout.isatty():
+        examples_left = (config.last_step - state.step) * config.global_batch_size
+        left = datetime.timedelta(seconds=examples_left // trained["examples_per_second"])
+        bar = "█" * (10 * state.step // config.last_step)
+        print_status(f"step {state.step:,}/{config.last_step:,} {bar:░<10} {left} left", end="\r")

@@ -629,9 +629,15 @@ def create_datasets():
 """
 AS_TENSORS = UNEQUAL.replace("CONVERT", "lambda row: tf.identity(row)")
 AS_ROWS = UNEQUAL.replace("CONVERT", "lambda row: tf.RaggedTensor.from_tensor(row[None])")
+# The script loads 512 examples at a time.
+IN_SECOND_PIECE = AS_TENSORS.replace("[[1.0, 2.0], [3.0]] * 64", "[[1.0, 2.0]] * 512 + [[3.0]]")
 
 
-@pytest.mark.parametrize("code", [AS_TENSORS, AS_ROWS], ids=["unequal", "ragged"])
+@pytest.mark.parametrize(
+    "code",
+    [AS_TENSORS, AS_ROWS, IN_SECOND_PIECE],
+    ids=["unequal", "ragged", "in the second piece"],
+)
 @pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
 def test_examples_of_different_shapes_are_rejected(size, code, scripts, tmp_path):
     outcome = run_script(write_variant(scripts[size], tmp_path, code))

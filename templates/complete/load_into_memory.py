@@ -31,5 +31,9 @@ def load_into_memory(dataset, split):
 
 
 def copy_rows(start, stack, rows):
-    """Copy rows to a variable, from row `start` on. Slice assignment would copy all its rows."""
-    stack.scatter_update(tf.IndexedSlices(rows, start + tf.range(len(rows))))
+    """Copy rows to a variable, from row `start` on.
+
+    Slice assignment would copy all rows each time. `scatter_update` would accept rows of another
+    shape if they have only one number.
+    """
+    stack.scatter_nd_update(start + tf.range(len(rows))[:, None], rows)

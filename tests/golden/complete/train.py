@@ -609,12 +609,11 @@ def format_metrics(values):
 
 def print_progress(trained):
     """Show a progress bar on a terminal. It fits 60 columns, unlike Keras's."""
-    if not sys.stdout.isatty():
-        return
-    examples_left = (config.last_step - state.step) * config.global_batch_size
-    time_left = datetime.timedelta(seconds=examples_left // trained["examples_per_second"])
-    bar = "█" * (10 * state.step // config.last_step)
-    print_status(f"step {state.step:,}/{config.last_step:,} {bar:░<10} {time_left} left", end="\r")
+    if sys.stdout.isatty():
+        examples_left = (config.last_step - state.step) * config.global_batch_size
+        left = datetime.timedelta(seconds=examples_left // trained["examples_per_second"])
+        bar = "█" * (10 * state.step // config.last_step)
+        print_status(f"step {state.step:,}/{config.last_step:,} {bar:░<10} {left} left", end="\r")
 
 
 def parse_flags(argv):
@@ -1053,8 +1052,12 @@ def load_into_memory(dataset, split):
 
 
 def copy_rows(start, stack, rows):
-    """Copy rows to a variable, from row `start` on. Slice assignment would copy all its rows."""
-    stack.scatter_update(tf.IndexedSlices(rows, start + tf.range(len(rows))))
+    """Copy rows to a variable, from row `start` on.
+
+    Slice assignment would copy all rows each time. `scatter_update` would accept rows of another
+    shape if they have only one number.
+    """
+    stack.scatter_nd_update(start + tf.range(len(rows))[:, None], rows)
 
 
 def describe_examples(examples, size):

@@ -504,12 +504,11 @@ def format_metrics(values):
 
 def print_progress(trained):
     """Show a progress bar on a terminal. It fits 60 columns, unlike Keras's."""
-    if not sys.stdout.isatty():
-        return
-    examples_left = (config.last_step - state.step) * config.global_batch_size
-    time_left = datetime.timedelta(seconds=examples_left // trained["examples_per_second"])
-    bar = "█" * (10 * state.step // config.last_step)
-    print_status(f"step {state.step:,}/{config.last_step:,} {bar:░<10} {time_left} left", end="\r")
+    if sys.stdout.isatty():
+        examples_left = (config.last_step - state.step) * config.global_batch_size
+        left = datetime.timedelta(seconds=examples_left // trained["examples_per_second"])
+        bar = "█" * (10 * state.step // config.last_step)
+        print_status(f"step {state.step:,}/{config.last_step:,} {bar:░<10} {left} left", end="\r")
 
 
 def parse_flags(argv):
@@ -693,8 +692,10 @@ def load_datasets():
     Raise WrongInput if a split is empty, if its examples have different shapes, or if a batch is
     larger than the training split.
     """
-    datasets = zip("train validation test".split(), create_datasets(), strict=True)
-    loaded = {split: load_into_memory(dataset, split) for split, dataset in datasets}
+    loaded = {
+        split: load_into_memory(dataset, split)
+        for split, dataset in zip("train validation test".split(), create_datasets(), strict=True)
+    }
     examples, size = loaded["train"]
     if config.global_batch_size > size:
         raise WrongInput(
@@ -723,7 +724,7 @@ def load_into_memory(dataset, split):
             # With one `batch(size)`, small examples would need 14 times their size.
             examples = dataset.batch(512).rebatch(size).get_single_element()
             return tf.nest.map_structure(tf.Variable, examples), size
-    except (ValueError, tf.errors.InvalidArgumentError) as error:
+    except (ValueError, tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
         raise WrongInput(
@@ -1154,8 +1155,7 @@ def find_run():
     """
     if re.search(r"://|[\[\\]", config.run_dir):
         raise WrongInput(
-            f"--run-dir {config.run_dir} is not a local folder, or has [ or \\, which TensorFlow "
-            "can't use; use another folder"
+            f"--run-dir {config.run_dir} is no local folder, or has [ or \\; use another folder"
         )
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:
