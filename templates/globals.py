@@ -32,7 +32,8 @@ def flag(default, text, **options):
     """
     if type(default) in (int, float):
         options.setdefault("type", bounded(type(default)))
-    return dataclasses.field(default=default, metadata={"help": f"{text} [%(default)s]", **options})
+    options |= {"help": f"{text} [%(default)s]", "default": default}
+    return dataclasses.field(default=default, metadata=options)
 
 
 def bounded(kind, above=0, below=2**31):
@@ -87,9 +88,7 @@ class Config:
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "seed of initial weights, data order and dropout", type=bounded(int, -1))
     # {% if is_synchronous %}
-    deterministic: bool = flag(
-        False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
-    )
+    deterministic: bool = flag(False, "bit-identical results on GPUs, slower", action="store_true")
     # {% endif %}
     # {% if is_synchronous %}
     jit_compile: bool = flag(

@@ -1,7 +1,8 @@
 def compute_losses(labels, predictions):
     """Return the loss of each example, [batch], such as the mean over its tokens or pixels.
 
-    `labels` is None if `preprocess` returns none.
+    `labels` is None if `preprocess` returns none. If a loss needs features, return them as labels,
+    too, or as an output of the model.
     """
     # TODO(you): with several losses or outputs, return a weighted sum.
     return loss_object(labels, predictions)

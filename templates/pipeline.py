@@ -84,4 +84,11 @@ def next_batch(iterator):
     """
     if config.device_kind != "CPU":
         return next(iterator)
-    return strategy.experimental_distribute_values_from_function(lambda _: next(iterator))
+
+    def read():
+        features, *others = next(iterator)
+        # Without a copy, TensorFlow would fuse a first convolution and its bias on one replica only
+        # (mkl_layout_pass.cc), and replicas would not be bit-identical to workers.
+        return tf.nest.map_structure(tf.identity, features), *others
+
+    return strategy.run(read)

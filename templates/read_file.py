@@ -1,10 +1,5 @@
-def parse_object(text):
-    """Return a JSON object as a dict. Raise TypeError for another JSON value."""
-    return {**json.loads(text)}
-
-
-def read_file(name, parse=parse_object):
-    """Return what `parse` makes of the text of a file of the run, by default a dict.
+def read_file(name, parse=lambda text: {**json.loads(text)}):
+    """Return what `parse` makes of the text of a file of the run, by default a JSON object.
 
     Raise WrongInput if the file can't be read or parsed.
     """

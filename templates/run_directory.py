@@ -58,6 +58,9 @@ def describe_run():
     }
 
 
+create_summary_writer = functools.cache(tf.summary.create_file_writer)
+
+
 def log(split, values):
     """Add a line to metrics.jsonl, and points to TensorBoard's curves. Return the line."""
     line = {
@@ -72,12 +75,7 @@ def log(split, values):
     # {% endif %}
     with run_path("metrics.jsonl").open("a") as file:
         file.write(f"{json.dumps(line)}\n")
-    with create_summary_writer(split).as_default(state.step):
+    with create_summary_writer(f"{config.run_dir}/tensorboard/{split}").as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
     return line
-
-
-@functools.cache
-def create_summary_writer(split):
-    return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")

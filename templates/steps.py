@@ -44,7 +44,8 @@ def evaluation_step(batch, metrics):
 
     Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
     """
-    # TODO(you): the same changes as in compute_gradients.
+    # TODO(you): the same changes as in compute_gradients. If `training` means another thing than
+    # to switch random layers and BatchNormalization, such as a flow's direction, pass it here, too.
     features, labels, sample_weight = batch
     with keras.StatelessScope():  # otherwise random layers would change their seeds
         predictions = model(features, training=False)

@@ -10,7 +10,6 @@ import time
 
 import numpy as np
 import pytest
-from rendering import SIZES
 from running import (
     FLAGS,
     WORKERS,
@@ -209,13 +208,40 @@ def compute_losses(labels, predictions):
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("size", SIZES)
-def test_two_workers_share_no_tensors_as_two_replicas_do(size, scripts, train_once, tmp_path):
-    script = write_variant(scripts[size], tmp_path, SHARED_TENSORS)
+# TensorFlow fuses a convolution and its bias, if no control edge comes between them. A convolution
+# that reads a batch from another logical device would have one.
+FIRST_CONVOLUTION = replace_image_model(
+    'keras.layers.Conv2D(16, 3, padding="same", activation="relu")',
+    'keras.layers.Conv2D(1, 3, padding="same")',
+    "keras.layers.Flatten()",
+    "keras.layers.Dense(10)",
+)
+FIRST_CONVOLUTION += """
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return tf.cast(images, tf.float32) / 16, labels
+"""
+WITH_DIFFERENT_GRAPHS = {
+    "shared tensors": SHARED_TENSORS,
+    "first convolution": FIRST_CONVOLUTION,
+}
+
+
+@pytest.mark.parametrize(
+    "size",
+    ["essential", pytest.param("complete", marks=LONG)],
+)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("shared tensors", marks=LONG), "first convolution"],
+)
+def test_two_workers_compute_as_two_replicas_do(name, size, scripts, train_once, tmp_path):
+    code = WITH_DIFFERENT_GRAPHS[name]
+    script = write_variant(scripts[size], tmp_path, code)
     workers = start_workers(script, WORKERS, *FLAGS)
     assert_succeeded(finish_all(workers))
-    expected = train_once(*FLAGS, "--replicas", "2", code=(SHARED_TENSORS,))
+    expected = train_once(*FLAGS, "--replicas", "2", code=(code,))
     assert_same_checkpoints(tmp_path / "run", expected)
 
 

@@ -957,7 +957,10 @@ def check_loss(subject, loss, labels, predictions, are_means_taken=False):
     if axes:
         hint += f"; take the mean in compute_losses: tf.reduce_mean(losses, axis={axes})"
     if losses.shape == []:
-        yield f'{subject} is reduced to one number; set reduction="none", for shape [4] here'
+        yield (
+            f"{subject} is reduced to one number; for shape [4] here, take no mean over the batch, "
+            'and create a loss of Keras with reduction="none"'
+        )
     elif losses.shape != [4]:
         yield (
             f"{subject} has shape {tuple(losses.shape)} for 4 examples; return one value for each, "

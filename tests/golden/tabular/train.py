@@ -81,7 +81,8 @@ def flag(default, text, **options):
     """
     if type(default) in (int, float):
         options.setdefault("type", bounded(type(default)))
-    return dataclasses.field(default=default, metadata={"help": f"{text} [%(default)s]", **options})
+    options |= {"help": f"{text} [%(default)s]", "default": default}
+    return dataclasses.field(default=default, metadata=options)
 
 
 def bounded(kind, above=0, below=2**31):
@@ -114,9 +115,7 @@ class Config:
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "seed of initial weights, data order and dropout", type=bounded(int, -1))
-    deterministic: bool = flag(
-        False, "bit-identical results on GPUs, slower", action=argparse.BooleanOptionalAction
-    )
+    deterministic: bool = flag(False, "bit-identical results on GPUs, slower", action="store_true")
     jit_compile: bool = flag(
         False, "compile gradients with XLA; try it on GPUs", action=argparse.BooleanOptionalAction
     )
@@ -254,7 +253,8 @@ def create_metrics(strategy):
 def compute_losses(labels, predictions):
     """Return the loss of each example, [batch], such as the mean over its tokens or pixels.
 
-    `labels` is None if `preprocess` returns none.
+    `labels` is None if `preprocess` returns none. If a loss needs features, return them as labels,
+    too, or as an output of the model.
     """
     # TODO(you): with several losses or outputs, return a weighted sum.
     return loss_object(labels, predictions)
@@ -378,7 +378,8 @@ def evaluation_step(batch, metrics):
 
     Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
     """
-    # TODO(you): the same changes as in compute_gradients.
+    # TODO(you): the same changes as in compute_gradients. If `training` means another thing than
+    # to switch random layers and BatchNormalization, such as a flow's direction, pass it here, too.
     features, labels, sample_weight = batch
     with keras.StatelessScope():  # otherwise random layers would change their seeds
         predictions = model(features, training=False)
@@ -514,18 +515,12 @@ def parse_flags(argv):
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        usage=argparse.SUPPRESS,  # an error is one line
     )
-    parser.error = raise_wrong_input  # argparse's own prints its usage first
     for field in dataclasses.fields(Config):
         if field.metadata:
-            parser.add_argument(
-                f"--{field.name.replace('_', '-')}", default=field.default, **field.metadata
-            )
+            parser.add_argument(f"--{field.name.replace('_', '-')}", **field.metadata)
     return Config(**vars(parser.parse_args(argv)))
-
-
-def raise_wrong_input(message):
-    raise WrongInput(message)
 
 
 # SIGINT or SIGTERM, received in training or validation. The end of the next training loop handles
@@ -823,7 +818,14 @@ def next_batch(iterator):
     """
     if config.device_kind != "CPU":
         return next(iterator)
-    return strategy.experimental_distribute_values_from_function(lambda _: next(iterator))
+
+    def read():
+        features, *others = next(iterator)
+        # Without a copy, TensorFlow would fuse a first convolution and its bias on one replica only
+        # (mkl_layout_pass.cc), and replicas would not be bit-identical to workers.
+        return tf.nest.map_structure(tf.identity, features), *others
+
+    return strategy.run(read)
 
 
 class Adam(keras.optimizers.Adam):
@@ -1061,13 +1063,8 @@ def write_file(name, text):
     part.replace(run_path(name))
 
 
-def parse_object(text):
-    """Return a JSON object as a dict. Raise TypeError for another JSON value."""
-    return {**json.loads(text)}
-
-
-def read_file(name, parse=parse_object):
-    """Return what `parse` makes of the text of a file of the run, by default a dict.
+def read_file(name, parse=lambda text: {**json.loads(text)}):
+    """Return what `parse` makes of the text of a file of the run, by default a JSON object.
 
     Raise WrongInput if the file can't be read or parsed.
     """
@@ -1107,6 +1104,9 @@ def describe_run():
     }
 
 
+create_summary_writer = functools.cache(tf.summary.create_file_writer)
+
+
 def log(split, values):
     """Add a line to metrics.jsonl, and points to TensorBoard's curves. Return the line."""
     line = {
@@ -1119,15 +1119,10 @@ def log(split, values):
         return line
     with run_path("metrics.jsonl").open("a") as file:
         file.write(f"{json.dumps(line)}\n")
-    with create_summary_writer(split).as_default(state.step):
+    with create_summary_writer(f"{config.run_dir}/tensorboard/{split}").as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
     return line
-
-
-@functools.cache
-def create_summary_writer(split):
-    return tf.summary.create_file_writer(f"{config.run_dir}/tensorboard/{split}")
 
 
 # Settings that a resumed run must not change. Some are flags of the complete script, which may have
