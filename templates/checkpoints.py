@@ -8,7 +8,7 @@ def create_checkpoints():
     Variables are saved by position, because two layers may have the same name.
     """
     saved = {
-        "step": tf.Variable(np.int64(0)),
+        "step": tf.Variable(0, dtype="int64"),
         "model": [variable.value for variable in list_variables(model)],
         "names": tf.Variable([variable.path for variable in list_variables(model)]),
         "history": tf.Variable(["[]"]),  # as JSON

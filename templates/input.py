@@ -69,9 +69,9 @@ def describe_examples(examples, size):
     # {% if cookiecutter.__size == "complete" %}
     hashes = [tf.fingerprint(x.read_value_no_copy()) for x in tf.nest.flatten(examples)]
     # {% else %}
-    hashes = list(map(tf.fingerprint, tf.nest.flatten(examples)))  # [examples, 8] each
+    hashes = map(tf.fingerprint, tf.nest.flatten(examples))  # [examples, 8] each
     # {% endif %}
-    return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
+    return f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
 
 
 def shuffle(size, epoch):

@@ -3,5 +3,5 @@ def is_in_run_dir(error):
     return (
         isinstance(error, OSError)
         and run_path() != Path()
-        and Path(str(error.filename)).is_relative_to(run_path())
+        and Path(f"{error.filename}").is_relative_to(run_path())
     )

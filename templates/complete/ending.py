@@ -1,6 +1,6 @@
 def explain_error(error):
     """Return the exception that states why the run ends. A bug is returned as it is."""
-    text = str(error)
+    text = f"{error}"
     if hasattr(error, "exit_code"):
         return error
     if re.search("No space left|quota exceeded", text):
@@ -41,7 +41,7 @@ def find_lost_workers(error):
     failures = "(?i)^(Unavailable|Aborted)Error|coordination|invoking NCCL|current incarnation"
     if config.workers == 1 or not re.search(failures, f"{error!r}{error}"):
         return ""
-    tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", str(error)))
+    tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", f"{error}"))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     tasks.discard((own.task_type, str(own.task_id)))
     return " and ".join(f"{job} {index}" for job, index in sorted(tasks)) or "another worker"
@@ -56,7 +56,7 @@ BEFORE_REASON = (
 
 def get_reason(error):
     """Return the line of an exception's text that gives the reason, or the exception."""
-    text = re.sub(BEFORE_REASON, "", str(error))
+    text = re.sub(BEFORE_REASON, "", f"{error}")
     return text.strip().partition("\n")[0] or repr(error)
 
 

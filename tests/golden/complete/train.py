@@ -623,12 +623,16 @@ def parse_flags(argv):
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage=argparse.SUPPRESS,  # an error is one line
     )
+    parser.error = raise_wrong_input  # argparse's own prints its usage first
     for field in dataclasses.fields(Config):
         if field.metadata:
             parser.add_argument(f"--{field.name.replace('_', '-')}", **field.metadata)
     return Config(**vars(parser.parse_args(argv)))
+
+
+def raise_wrong_input(message):
+    raise WrongInput(message)
 
 
 def check_steps():
@@ -1058,7 +1062,7 @@ def copy_rows(start, stack, rows):
 def describe_examples(examples, size):
     """Return the number of examples and their checksum, as text."""
     hashes = [tf.fingerprint(x.read_value_no_copy()) for x in tf.nest.flatten(examples)]
-    return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
+    return f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
 
 
 def shuffle(size, epoch):
@@ -2288,7 +2292,7 @@ def find_new_checkpoint(trained_dir):
 
 def explain_error(error):
     """Return the exception that states why the run ends. A bug is returned as it is."""
-    text = str(error)
+    text = f"{error}"
     if hasattr(error, "exit_code"):
         return error
     if re.search("No space left|quota exceeded", text):
@@ -2329,7 +2333,7 @@ def find_lost_workers(error):
     failures = "(?i)^(Unavailable|Aborted)Error|coordination|invoking NCCL|current incarnation"
     if config.workers == 1 or not re.search(failures, f"{error!r}{error}"):
         return ""
-    tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", str(error)))
+    tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", f"{error}"))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     tasks.discard((own.task_type, str(own.task_id)))
     return " and ".join(f"{job} {index}" for job, index in sorted(tasks)) or "another worker"
@@ -2344,7 +2348,7 @@ BEFORE_REASON = (
 
 def get_reason(error):
     """Return the line of an exception's text that gives the reason, or the exception."""
-    text = re.sub(BEFORE_REASON, "", str(error))
+    text = re.sub(BEFORE_REASON, "", f"{error}")
     return text.strip().partition("\n")[0] or repr(error)
 
 
@@ -2353,7 +2357,7 @@ def is_in_run_dir(error):
     return (
         isinstance(error, OSError)
         and run_path() != Path()
-        and Path(str(error.filename)).is_relative_to(run_path())
+        and Path(f"{error.filename}").is_relative_to(run_path())
     )
 
 

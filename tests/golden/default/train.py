@@ -518,12 +518,16 @@ def parse_flags(argv):
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage=argparse.SUPPRESS,  # an error is one line
     )
+    parser.error = raise_wrong_input  # argparse's own prints its usage first
     for field in dataclasses.fields(Config):
         if field.metadata:
             parser.add_argument(f"--{field.name.replace('_', '-')}", **field.metadata)
     return Config(**vars(parser.parse_args(argv)))
+
+
+def raise_wrong_input(message):
+    raise WrongInput(message)
 
 
 # SIGINT or SIGTERM, received in training or validation. The end of the next training loop handles
@@ -730,8 +734,8 @@ def load_into_memory(dataset, split):
 
 def describe_examples(examples, size):
     """Return the number of examples and their checksum, as text."""
-    hashes = list(map(tf.fingerprint, tf.nest.flatten(examples)))  # [examples, 8] each
-    return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
+    hashes = map(tf.fingerprint, tf.nest.flatten(examples))  # [examples, 8] each
+    return f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
 
 
 def shuffle(size, epoch):
@@ -889,7 +893,7 @@ def create_checkpoints():
     Variables are saved by position, because two layers may have the same name.
     """
     saved = {
-        "step": tf.Variable(np.int64(0)),
+        "step": tf.Variable(0, dtype="int64"),
         "model": [variable.value for variable in list_variables(model)],
         "names": tf.Variable([variable.path for variable in list_variables(model)]),
         "history": tf.Variable(["[]"]),  # as JSON
@@ -1406,7 +1410,7 @@ def is_in_run_dir(error):
     return (
         isinstance(error, OSError)
         and run_path() != Path()
-        and Path(str(error.filename)).is_relative_to(run_path())
+        and Path(f"{error.filename}").is_relative_to(run_path())
     )
 
 
