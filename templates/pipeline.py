@@ -87,8 +87,9 @@ def next_batch(iterator):
 
     def read():
         features, *others = next(iterator)
-        # Without a copy, TensorFlow would fuse a first convolution and its bias on one replica only
-        # (mkl_layout_pass.cc), and replicas would not be bit-identical to workers.
+        # A copy on the replica's device. Without it, if the model begins with a convolution,
+        # TensorFlow fuses that with its bias on the first replica only (mkl_layout_pass.cc). Then
+        # replicas would not be bit-identical to workers.
         return tf.nest.map_structure(tf.identity, features), *others
 
     return strategy.run(read)

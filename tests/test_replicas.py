@@ -208,8 +208,8 @@ def compute_losses(labels, predictions):
 """
 
 
-# TensorFlow fuses a convolution and its bias, if no control edge comes between them. A convolution
-# that reads a batch from another logical device would have one.
+# TensorFlow fuses a convolution and its bias, if both have the same control edges. A convolution
+# that reads its batch from another logical device has one more.
 FIRST_CONVOLUTION = replace_image_model(
     'keras.layers.Conv2D(16, 3, padding="same", activation="relu")',
     'keras.layers.Conv2D(1, 3, padding="same")',
