@@ -200,7 +200,7 @@ class State:
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
     micro_batch: tuple = (0, 1)  # index of the part of a batch being traced, number of parts
-    snapshot: dict | None = None  # after the last loop, in host memory
+    snapshot: dict = dataclasses.field(default_factory=dict)  # after the last loop, in host memory
     saved_step: int = 0  # step of the newest checkpoint that was written or restored
     pending_write: concurrent.futures.Future | None = None  # a checkpoint
     is_profiling: bool = False
