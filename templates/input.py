@@ -22,7 +22,12 @@ def load_datasets():
             f"--global-batch-size {config.global_batch_size} is above the {size} training "
             f"examples; use at most {size}"
         )
+    # {% if cookiecutter.__size == "complete" %}
     config.train_data = describe_examples(examples, size)
+    # {% else %}
+    hashes = map(tf.fingerprint, tf.nest.flatten(examples))  # [examples, 8] each
+    config.train_data = f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
+    # {% endif %}
     config.steps_per_epoch = size // config.global_batch_size
     config.last_step = config.epochs * config.steps_per_epoch
     # {% if cookiecutter.__size == "complete" %}
@@ -64,16 +69,6 @@ def load_into_memory(dataset, split):
 
 
 # {% endif %}
-def describe_examples(examples, size):
-    """Return the number of examples and their checksum, as text."""
-    # {% if cookiecutter.__size == "complete" %}
-    hashes = [tf.fingerprint(x.read_value_no_copy()) for x in tf.nest.flatten(examples)]
-    # {% else %}
-    hashes = map(tf.fingerprint, tf.nest.flatten(examples))  # [examples, 8] each
-    # {% endif %}
-    return f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
-
-
 def shuffle(size, epoch):
     """Return the order of an epoch, [size] int32, a function of --seed and epoch.
 

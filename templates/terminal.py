@@ -18,10 +18,15 @@ def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
     # {% if cookiecutter.__size == "complete" %}
     others = "step epoch split examples_per_second gradient_norm input_wait".split()
-    # {% else %}
-    others = "step epoch split learning_rate examples_per_second".split()
-    # {% endif %}
     return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
+    # {% elif cookiecutter.__size == "parameter_server" %}
+    others = "step epoch split examples_per_second".split()
+    return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
+    # {% else %}
+    return " ".join(
+        f"{name} {value:.4f}" for name, value in values.items() if name != "examples_per_second"
+    )
+    # {% endif %}
 
 
 def print_progress(trained):

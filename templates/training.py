@@ -16,7 +16,7 @@ def train_epochs(train_set, validation_set):
         state.step = last_step
         # {% endif %}
         check_finite(trained["loss"])
-        log("train", trained)
+        log("train", {**trained, **read_learning_rates()})
         print_progress(trained)
         # {% if cookiecutter.__size == "parameter_server" %}
         if is_end_of_epoch() and not signals:

@@ -7,6 +7,7 @@ has too. So a run that is killed ends bit-identical.
 import json
 
 import pytest
+from rendering import SIZES
 from running import (
     WORKERS,
     assert_fails,
@@ -65,7 +66,7 @@ def end_epoch(history):
 """
 
 
-@pytest.mark.parametrize("size", ["essential", "complete"])
+@pytest.mark.parametrize("size", SIZES)
 def test_epoch_ends_after_it_is_saved(size, scripts, tmp_path):
     script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, READS_CHECKPOINTS)
     train(script, *FLAGS)
@@ -85,7 +86,7 @@ tf.train.Checkpoint.write = write_slowly
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", ["essential", "complete"])
+@pytest.mark.parametrize("size", SIZES)
 def test_epoch_ends_on_each_worker_after_it_is_saved(size, scripts, tmp_path):
     code = (SMALL_IMAGES, READS_CHECKPOINTS, WRITES_SLOWLY)
     script = write_variant(scripts[size], tmp_path, *code)
@@ -120,7 +121,7 @@ def score(validation):
 """
 
 
-@pytest.mark.parametrize("size", ["essential", "complete"])
+@pytest.mark.parametrize("size", SIZES)
 def test_score_that_is_not_a_number_ends_the_run(size, scripts, tmp_path):
     # Otherwise no later score would be lower.
     script = write_variant(scripts[size], tmp_path, NO_SCORE)
@@ -130,7 +131,7 @@ def test_score_that_is_not_a_number_ends_the_run(size, scripts, tmp_path):
     assert steps == [19]
 
 
-@pytest.mark.parametrize("size", ["essential", "complete"])
+@pytest.mark.parametrize("size", SIZES)
 def test_first_of_equal_scores_selects_the_best_checkpoint(size, scripts, tmp_path):
     code = "def score(validation):\n    return 1\n"
     script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, code)
@@ -208,7 +209,7 @@ def create_datasets(original):
 """
 
 
-@pytest.mark.parametrize("size", ["essential", "complete"])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mode", ["train", "evaluate"])
 def test_changed_training_data_are_rejected(size, mode, scripts, tmp_path):
     flags = ("--epochs", "1", "--global-batch-size", "16")
@@ -228,7 +229,7 @@ def test_changed_training_data_are_rejected(size, mode, scripts, tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["essential", "complete"])
+@pytest.mark.parametrize("size", SIZES)
 def test_killed_run_with_a_frozen_teacher_is_bit_identical(size, scripts, train_once, tmp_path):
     flags = ("--global-batch-size", "16", "--epochs", "4")
     code = (SMALL_IMAGES, TEACHER)
@@ -279,8 +280,9 @@ def evaluation_step(original, batch, metrics):
 """
 
 
-def test_log_has_the_rate_of_each_optimizer(complete_script, tmp_path):
-    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, TWO_OPTIMIZERS)
+@pytest.mark.parametrize("size", SIZES)
+def test_log_has_the_rate_of_each_optimizer(size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, TWO_OPTIMIZERS)
     output = train(script, "--epochs", "1", "--global-batch-size", "16")
     line = read_split(tmp_path / "run", "train")[-1]
     assert (line["learning_rate"], line["learning_rate_2"]) == pytest.approx((0.002, 0.01))

@@ -392,6 +392,26 @@ class Loss(keras.layers.Layer):
 {end_model_with("keras.layers.Dense(10)", "Loss()")}
 """ + return_losses("0.0 * losses")
 
+TOKENS_WITHOUT_MEAN = TOKENS.replace("tf.reduce_mean(losses, axis=-1)", "losses")
+
+# In training, the plain model is called on two views, in evaluation on one.
+VIEWS = """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    images = tf.cast(images, tf.float32)
+    return {"one": images, "other": images} if training else images, labels
+
+
+def compute_gradients(batch):
+    views, labels, sample_weight = batch
+    with tf.GradientTape() as tape:
+        one = model(views["one"], training=True)
+        predictions = (one + model(views["other"], training=True)) / 2
+        loss = compute_loss(labels, predictions, sample_weight)
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    return loss, tape.gradient(loss, [x.value for x in model.trainable_variables])
+"""
+
 # As in Keras's examples of image classification.
 AUGMENTATION_OF_THE_MODULE = """
 augmentation = keras.Sequential([keras.layers.RandomTranslation(0.1, 0.1)])
@@ -592,8 +612,30 @@ def preprocess(batch, seeds, training):
         + end_model_with("keras.layers.Dense(64)", "keras.layers.Reshape([8, 8, 1])")
         + use_loss('keras.losses.BinaryCrossentropy(from_logits=True, reduction="none")')
         + MEAN_METRIC,
-        "create_loss_objects",
-        ["the loss has shape (4, 8, 8) for 4 examples", "tf.reduce_mean(losses, axis=[1, 2])"],
+        "compute_losses",
+        ["the result has shape (4, 8, 8) for 4 examples", "tf.reduce_mean(losses, axis=[1, 2])"],
+    ),
+    "loss-of-tokens": (
+        TOKENS_WITHOUT_MEAN,
+        "compute_losses",
+        ["the result has shape (4, 8) for 4 examples", "tf.reduce_mean(losses, axis=[1])"],
+    ),
+    "losses-of-all-examples-for-views": (
+        VIEWS + return_losses("losses + tf.reduce_mean(losses)"),
+        "compute_losses",
+        ["the result of an example depends on the other examples of the batch"],
+    ),
+    "mean-in-the-loss-for-views": (
+        VIEWS + return_loss("tf.reduce_mean(losses)"),
+        "compute_loss",
+        ["takes the mean over a replica's own examples", "compute_average_loss"],
+    ),
+    "two-mistakes-of-a-layer": (
+        NOISE.replace(
+            "if training else inputs", "if training else inputs - tf.reduce_mean(inputs)"
+        ),
+        "create_model_and_optimizer",
+        ["depends on the other examples of the batch in evaluation", "draws random numbers that"],
     ),
     "step-of-two": (
         use_steps(unpack="features, labels"),
@@ -970,6 +1012,22 @@ class Shrink(keras.layers.Layer):
         return inputs
 """ + end_model_with("Shrink()", "keras.layers.Dense(10)")
 
+# A layer that draws as many numbers for any batch.
+DRAWS_FOR_NODES = """
+@keras.saving.register_keras_serializable()
+class Nodes(keras.layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, inputs, training=False):
+        if not training:
+            return inputs
+        noise = keras.random.normal([64, 10], seed=self.seeds)
+        return inputs + keras.ops.mean(noise, axis=0)
+""" + end_model_with("keras.layers.Dense(10)", "Nodes()")
+NODES_HINT = "nodes draws random numbers for a tensor whose first dimension is not the batch"
+
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
     "states-that-evaluation-changes": (
@@ -981,6 +1039,11 @@ MISTAKES_IN_RUNS = {
         SUMS_LOSSES,
         REPLICAS,
         ["the loss that shrink adds for a batch is not the mean of the losses for its halves"],
+    ),
+    "draws-for-nodes": (
+        DRAWS_FOR_NODES,
+        REPLICAS,
+        ["The likely cause:", f"create_model_and_optimizer: {NODES_HINT}"],
     ),
     "regularizer-that-mixes-examples": (
         MIXING_REGULARIZER,
@@ -1090,6 +1153,21 @@ def test_run_reports_the_hook_and_the_cause(mistake, run_tests):
     for text in words:
         assert text in report.output
     assert "Traceback" not in report.output
+
+
+@pytest.mark.long
+def test_random_numbers_of_no_batch_are_a_warning(run_tests):
+    report = run_tests(DRAWS_FOR_NODES, only=CONTRACT)
+    assert not report.failed, report.output
+    assert NODES_HINT in report.output
+
+
+@pytest.mark.long
+def test_random_numbers_are_no_dependence_on_other_examples(run_tests):
+    report = run_tests(NOISE, only=REPLICAS)
+    assert report.outcomes == {REPLICAS: "FAILED"}, report.output
+    assert "draws random numbers that no checkpoint contains" in report.output
+    assert "depends on the other examples" not in report.output
 
 
 STOPS_ON_REPLICAS = """
@@ -1220,24 +1298,6 @@ def evaluation_step(batch, metrics):
     return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
 """
 
-# In training, the plain model is called on two views, in evaluation on one.
-VIEWS = """
-def preprocess(batch, seeds, training):
-    images, labels = batch
-    images = tf.cast(images, tf.float32)
-    return {"one": images, "other": images} if training else images, labels
-
-
-def compute_gradients(batch):
-    views, labels, sample_weight = batch
-    with tf.GradientTape() as tape:
-        one = model(views["one"], training=True)
-        predictions = (one + model(views["other"], training=True)) / 2
-        loss = compute_loss(labels, predictions, sample_weight)
-    update_metrics(train_metrics, labels, predictions, sample_weight)
-    return loss, tape.gradient(loss, [x.value for x in model.trainable_variables])
-"""
-
 # The loss object returns the losses of regions, which have another size than the labels.
 REGIONS = """
 def create_model_and_optimizer(strategy):
@@ -1273,6 +1333,19 @@ def compute_losses(labels, predictions):
     mean = tf.reduce_mean(everyone, axis=0)
     return loss_object(labels, predictions) + tf.reduce_mean(tf.square(predictions - mean), axis=-1)
 """
+
+# A layer adds a loss of the mean over the global batch, as a mixture of experts does.
+GLOBAL_ADDED_LOSS = """
+@keras.saving.register_keras_serializable()
+class Balance(keras.layers.Layer):
+    def call(self, inputs):
+        mean = tf.reduce_mean(inputs, axis=0)
+        context = tf.distribute.get_replica_context()
+        if context:
+            mean = context.all_reduce("MEAN", mean)
+        self.add_loss(tf.reduce_sum(tf.square(mean)))
+        return inputs
+""" + end_model_with("Balance()", "keras.layers.Dense(10)")
 
 LOSSES_IN_STEPS = """
 def create_loss_objects(strategy):
@@ -1703,6 +1776,7 @@ CORRECT = {
     "views in training": (VIEWS, f"{CONTRACT} or {EVALUATION}"),
     "losses of regions": (REGIONS, CONTRACT),
     "loss over the global batch": (GLOBAL_LOSS, CONTRACT),
+    "an added loss over the global batch": (GLOBAL_ADDED_LOSS, f"{CONTRACT} or {REPLICAS}"),
     "frozen teacher": (TEACHER, f"{CONTRACT} or {KILLED} or {EXPORT}"),
     "rate on a plateau": (PLATEAU, f"{CONTRACT} or {KILLED}"),
     "back to the best weights": (BACK_TO_THE_BEST, f"{CONTRACT} or {KILLED}"),

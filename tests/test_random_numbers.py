@@ -19,7 +19,11 @@ DTYPES = [
     pytest.param("float16", marks=LONG),
 ]
 
-
+POLICIES = [
+    "float32",
+    pytest.param("mixed_bfloat16", marks=LONG),
+    pytest.param("mixed_float16", marks=LONG),
+]
 SIZES = [
     "essential",
     pytest.param("complete", marks=LONG),
@@ -37,17 +41,18 @@ def assert_same_numbers(numbers, expected):
         assert numbers[name] == expected[name], name
 
 
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("replicas", REPLICAS)
-def test_layers_draw_the_numbers_of_one_replica(replicas, any_script, once):
-    expected = once(query, "random.call_layers", any_script, 1)
-    outputs = query("random.call_layers", any_script, replicas)
+def test_layers_draw_the_numbers_of_one_replica(replicas, policy, any_script, once):
+    expected = once(query, "random.call_layers", any_script, 1, policy)
+    outputs = query("random.call_layers", any_script, replicas, policy)
     assert outputs.keys() == expected.keys()
     for name in expected:
         # Images are resampled, with rounding errors.
         np.testing.assert_allclose(
             outputs[name],
             expected[name],
-            rtol=1e-5,
+            rtol=1e-5 if policy == "float32" else 1e-2,
             atol=1e-2,
             err_msg=name,
         )

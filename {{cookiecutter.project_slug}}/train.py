@@ -43,6 +43,9 @@
 # {% include [size ~ "/loops.py", "loops.py"] %}
 
 
+# {% include "learning_rates.py" %}
+
+
 # 6. Machinery: rarely edited ----------------------------------------------------------------------
 
 

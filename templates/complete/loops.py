@@ -61,15 +61,6 @@ def train(iterator, steps):
     return values
 
 
-def read_learning_rates():
-    """Return the learning rate of each optimizer by name: learning_rate, learning_rate_2, …"""
-    rates = {}
-    for each in filter(None, tf.nest.flatten(optimizer)):
-        name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
-        rates[name] = float(each.learning_rate.numpy())
-    return rates
-
-
 def validate(iterator, steps):
     return run_loop(distributed_validation_step, validation_metrics, iterator, steps)[0]
 

@@ -58,7 +58,7 @@ def add_up(results, metrics):
 def train(list_arguments, steps):
     """Run a loop of training, which a signal ends early, and advance `state.step`.
 
-    Return the values of its log line.
+    Return the values of its log line, without learning rates.
     """
     started_at = time.perf_counter()
     results = run_steps(distributed_train_step, list_arguments(state.step, steps), signals)
@@ -66,11 +66,9 @@ def train(list_arguments, steps):
     # Fewer after a signal. Only the last call of a loop may have fewer than STEPS_PER_CALL.
     steps = min(steps, STEPS_PER_CALL * len(results))
     state.step += steps
-    optimizers = list(filter(None, tf.nest.flatten(optimizer)))
-    for each in optimizers:
+    for each in filter(None, tf.nest.flatten(optimizer)):
         each.iterations.assign(state.step)
     values = add_up(results, train_metrics)
-    values["learning_rate"] = float(optimizers[0].learning_rate.numpy())
     values["examples_per_second"] = steps * config.global_batch_size / seconds
     return values
 

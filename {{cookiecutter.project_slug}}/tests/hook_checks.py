@@ -704,13 +704,15 @@ def check_predictions():
     shapes = [str(prediction.shape) for prediction in predictions]
     if not any(map(has_batch_dimension, predictions)):
         yield f"the model predicts shape {join(shapes)} for 4 examples; return [4, …]"
-    elif not draws_in_evaluation(features) and depends_on_batch(features, training=False):
+        return
+    if not draws_in_evaluation(features) and depends_on_batch(features, training=False):
         yield (
             "the prediction for an example depends on the other examples of the batch in "
             "evaluation, so results depend on the batch size; use statistics of training there, "
-            "and pad to a fixed length, not to the longest example of the batch"
+            "pad to a fixed length, not to the longest example of the batch, and limit what an "
+            "expert of a mixture takes from each example, not from the batch"
         )
-    elif has_hidden_randomness(features):
+    if has_hidden_randomness(features):
         yield (
             "the model draws random numbers that no checkpoint contains (tf.random, np.random?), "
             "so a killed run can't resume bit-identical; in a layer, use keras.random with a "
@@ -812,33 +814,39 @@ def is_called(hook, batch):
     return bool(calls)
 
 
-def get_loss_arguments(batch):
-    """Return the labels and predictions that a step passes to `compute_loss`.
+def get_arguments(batch, *hooks):
+    """Return the labels and predictions that a step passes to the first of some hooks, or None.
 
     The predictions may be more than the model's, such as a teacher's, and the labels may be the
-    features. If the steps fail before, or don't call `compute_loss`, these are the batch's labels
-    and the model's predictions.
+    features. If the steps fail before, or call none of the hooks, these are the batch's labels and
+    the predictions of a plain model. Of other models, only tensors [4, …] can be checked.
     """
-    arguments = record_arguments("compute_loss", batch)
-    if arguments:
+    arguments = None
+    for hook in hooks:
+        arguments = arguments or record_arguments(hook, batch)
+    if is_plain_model(batch):
+        features, labels, _ = batch
+        return arguments or (labels, train.model(features, training=False))
+    if arguments and all(map(has_batch_dimension, flatten_tensors(arguments))):
         return arguments
-    features, labels, _ = batch
-    return labels, train.model(features, training=False)
+    return None
+
+
+def get_loss_arguments(batch):
+    return get_arguments(batch, "compute_loss")
 
 
 def get_losses_arguments(batch):
-    """Return the labels and predictions that a step passes to `compute_losses`.
-
-    `compute_loss` may get more.
-    """
-    return record_arguments("compute_losses", batch) or get_loss_arguments(batch)
+    """Return the arguments of `compute_losses`. `compute_loss` may get more."""
+    return get_arguments(batch, "compute_losses", "compute_loss")
 
 
 def check_loss_objects():
     batch = create_training_state()
-    if not is_plain_model(batch):
+    arguments = get_losses_arguments(batch)
+    if not arguments:
         return
-    labels, predictions = get_losses_arguments(batch)
+    labels, predictions = arguments
     are_means_taken = returns_one_value_per_example(labels, predictions)
     for subject, *arguments in list_losses(labels, predictions):
         yield from check_loss(subject, *arguments, are_means_taken)
@@ -915,9 +923,10 @@ def returns_one_value_per_example(labels, predictions):
 
 def check_losses():
     batch = create_training_state()
-    if not is_plain_model(batch) or not is_called("compute_losses", batch):
+    arguments = get_losses_arguments(batch)
+    if not arguments or not is_called("compute_losses", batch):
         return
-    labels, predictions = get_losses_arguments(batch)
+    labels, predictions = arguments
     yield from check_loss("the result", train.compute_losses, labels, predictions)
     is_zero = not np.any(train.compute_losses(labels, predictions))
     if is_zero and is_trained_by_another_loss(batch) and depends_on_loss(train.score):
@@ -929,12 +938,14 @@ def check_losses():
 
 
 def is_trained_by_another_loss(batch):
-    """Return whether `compute_loss` is not 0. The regularization of weights doesn't count."""
+    """Return whether a step has a loss that is not 0, without the regularization of weights."""
+    if not has_compute_gradients(batch):
+        return False
+    with without_regularization(), restore_variables(train.model):
+        loss, *_ = train.compute_gradients(batch)
     # Keras has no public way to list only the losses of add_loss.
     has_own_losses = any(layer._losses for layer in find_layers(train.model))
-    _, _, weight = batch
-    with without_regularization():
-        return has_own_losses or bool(train.compute_loss(*get_loss_arguments(batch), weight) != 0)
+    return has_own_losses or any(map(np.any, flatten_tensors(loss)))
 
 
 def depends_on_loss(score):
@@ -946,16 +957,17 @@ def depends_on_loss(score):
 def check_loss(subject, loss, labels, predictions, are_means_taken=False):
     """Yield what is wrong with a function that returns the loss of each example.
 
-    It may return losses of parts, such as pixels, if means of them are taken later.
+    A loss object may return losses of parts, such as tokens or pixels. If `compute_losses` doesn't
+    take their mean, the check of `compute_losses` reports it.
     """
     with record_gathering() as gathered:
         losses = loss(labels, predictions)
     hint = describe_shapes(labels, predictions)
     axes = find_part_axes(losses, labels, are_means_taken)
-    if gathered or (axes and are_means_taken):
+    if gathered or (axes and loss is not train.compute_losses):
         return
     if axes:
-        hint += f"; take the mean in compute_losses: tf.reduce_mean(losses, axis={axes})"
+        hint += f"; take the mean of each example's parts: tf.reduce_mean(losses, axis={axes})"
     if losses.shape == []:
         yield (
             f"{subject} is reduced to one number; for shape [4] here, take no mean over the batch, "
@@ -991,18 +1003,15 @@ def describe_shapes(labels, predictions):
 def find_part_axes(losses, labels, are_means_taken):
     """Return the axes of losses that are parts of an example, such as the rows of an image.
 
-    If no means of [batch, n] losses are taken, they are more likely a mistake than n parts. Two
-    dimensions may be all pairs of examples, by mistake. More are parts, also of another resolution
-    than the labels'.
+    Parts have the labels' shape or, if means of losses with more than two dimensions are taken,
+    another resolution. Other losses of two dimensions may be all pairs of examples, by mistake.
     """
     rank = len(losses.shape)
+    axes = list(range(1, rank))
     if are_means_taken and rank > 2:
-        return list(range(1, rank))
-    least_rank = 2 if are_means_taken else 3
-    for tensor in flatten_tensors(labels):
-        has_parts = len(tensor.shape) >= least_rank and rank > 1
-        if has_parts and tensor.shape[:rank] == losses.shape:
-            return list(range(1, rank))
+        return axes
+    if any(tensor.shape[:rank] == losses.shape for tensor in flatten_tensors(labels)):
+        return axes
     return []
 
 
@@ -1016,10 +1025,11 @@ def mixes_examples(loss, labels, predictions):
 def check_replica_losses():
     """Check that the losses of two replicas add up to the loss of one."""
     batch = create_training_state()
-    if not is_plain_model(batch) or not is_called("compute_loss", batch):
+    arguments = get_loss_arguments(batch)
+    if not arguments or not is_called("compute_loss", batch):
         return
     _, _, weight = batch
-    labels, predictions = get_loss_arguments(batch)
+    labels, predictions = arguments
     with without_regularization(), record_gathering() as gathered:
         whole = train.compute_loss(labels, predictions, weight)
         if whole.shape != []:
@@ -1300,8 +1310,64 @@ def check_serving_function():
 # ----------------------------------------------------------------------------------------------
 
 
+# {% if cookiecutter.distribution == "synchronous" %}
+def check_draws():
+    """Yield a hint if layers draw random numbers that replicas may divide wrongly."""
+    batch = create_training_state()
+    half = cut_batch(batch, 2)[0]
+    if not has_compute_gradients(batch) or not can_run(train.compute_gradients, half):
+        return
+    draws, others = record_draws(batch), record_draws(half)
+    names = {name for name, rows in draws if rows > 1 and (name, rows) in others}
+    if names:
+        yield Hint(
+            f"{list_first(sorted(names))} draws random numbers for a tensor whose first dimension "
+            "is not the batch, so they may depend on the number of replicas; put the batch first "
+            "or, if all examples share the numbers, make the first dimension 1"
+        )
+
+
+def record_draws(batch):
+    """Return the draws of `compute_gradients`, each as (name of its layer, first dimension)."""
+    # Names of the layers that are being called, the innermost last.
+    names = [""]
+    draws = []
+
+    def record(draw, shape, **options):
+        shape = tf.convert_to_tensor(shape)
+        if len(shape) > 0:
+            draws.append((names[-1], int(shape[0])))
+        return draw(shape=shape, **options)
+
+    def note_name(layer, call):
+        @functools.wraps(call)
+        def call_and_note(*args, **kwargs):
+            names.append(layer.name)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                names.pop()
+
+        return replace(layer, "call", call_and_note)
+
+    with contextlib.ExitStack() as stack:
+        for layer in find_layers(train.model):
+            stack.enter_context(note_name(layer, layer.call))
+        stack.enter_context(restore_variables(train.model))
+        with replace(train, "draw_part", record):
+            train.share_random_numbers()
+        train.compute_gradients(batch)
+    train.share_random_numbers()  # one replica draws all numbers
+    return draws
+
+
+# {% endif %}
 def check_suspects():
     """Yield sentences about what may make results differ between replicas."""
+    # {% if cookiecutter.distribution == "synchronous" %}
+    for hint in check_draws():
+        yield f"create_model_and_optimizer: {hint}"
+    # {% endif %}
     batch = create_training_state()
     disable_randomness(train.model)
     if not is_plain_model(batch):
@@ -1316,7 +1382,7 @@ def check_suspects():
         )
     # With BatchNormalization, losses depend on the whole batch in training.
     yield from check_added_losses(features, training=not normalizations)
-    if normalizations or draws_in_evaluation(features):
+    if normalizations or draws_in_evaluation(features) or has_hidden_randomness(features):
         return
     if depends_on_batch(features, training=True):
         yield (
@@ -1327,9 +1393,11 @@ def check_suspects():
 
 def check_added_losses(features, training):
     """Yield a sentence if losses that layers add are not a mean of one value per example."""
-    whole = compute_added_losses(features, training)
-    if not is_close(whole, compute_added_losses(features, training)):
-        return  # random numbers change them
+    with record_gathering() as gathered:
+        whole = compute_added_losses(features, training)
+        again = compute_added_losses(features, training)
+    if gathered or not is_close(whole, again):
+        return  # losses of the global batch, or random numbers change them
     halves = [compute_added_losses(part, training) for part in cut_batch(features, 2)]
     triples = zip(find_layers(train.model), whole, np.mean(halves, axis=0), strict=True)
     names = find_innermost([layer for layer, loss, mean in triples if not is_close(loss, mean)])
@@ -1337,7 +1405,9 @@ def check_added_losses(features, training):
         yield (
             f"create_model_and_optimizer: the loss that {list_first(names)} adds for a batch is "
             "not the mean of the losses for its halves; let activity regularizers and add_loss "
-            "take the mean of one value per example"
+            "take the mean of one value per example. For a loss of the whole batch, take the means "
+            'over replicas, too, by tf.distribute.get_replica_context().all_reduce("MEAN", value); '
+            "the context is None while the model is built"
         )
 
 
@@ -1413,17 +1483,15 @@ def check_rounding():
     """
     batch = create_training_state()
     disable_randomness(train.model)
-    features, _, _ = batch
-    if not is_plain_model(batch) or not has_compute_gradients(batch):
+    if not has_compute_gradients(batch):
         return
-    if find_batch_normalization(train.model):
+    if is_plain_model(batch) and find_batch_normalization(train.model):
+        features, _, _ = batch
         yield from check_idle_biases(features)
-    if draws_in_evaluation(features):
-        return  # random numbers change with the order, too
-    one, other = compute_gradients_in_both_orders(batch)
+    one, again, other = compute_gradients_in_both_orders(batch)
     variables = list_trainable_variables()
-    if len(one) != len(variables):
-        return  # an edited compute_gradients
+    if len(one) != len(variables) or not is_close(one, again):
+        return  # an edited compute_gradients, or random numbers, which change with the order, too
     shares = {}
     for variable, gradient, other_gradient in zip(variables, one, other, strict=True):
         is_rounding = np.abs(gradient - other_gradient) > 0.1 * np.abs(gradient)
@@ -1439,7 +1507,10 @@ def check_rounding():
 
 
 def compute_gradients_in_both_orders(batch):
-    """Return the gradients for a batch, and for the batch in the reverse order, as arrays."""
+    """Return the gradients for a batch, again, and for the batch in the reverse order, as arrays.
+
+    If `compute_gradients` draws random numbers, the first two differ: each call draws new numbers.
+    """
 
     def reverse(tensor):
         return None if tensor is None else tf.reverse(tensor, [0])
@@ -1447,10 +1518,10 @@ def compute_gradients_in_both_orders(batch):
     # Only in a graph, variables without a path to the loss get zeros.
     compute_gradients = tf.function(train.compute_gradients)
     results = []
-    for each in (batch, tf.nest.map_structure(reverse, batch)):
-        with restore_variables(train.model):
+    with restore_variables(train.model):
+        for each in (batch, batch, tf.nest.map_structure(reverse, batch)):
             gradients = list_gradients(compute_gradients(each))
-        results.append([tf.convert_to_tensor(x).numpy() for x in gradients])
+            results.append([tf.convert_to_tensor(x).numpy() for x in gradients])
     return results
 
 
@@ -1484,12 +1555,15 @@ CHECKS = (
     ("preprocess", check_preprocess),
     ("create_model_and_optimizer", check_model),
     ("create_loss_objects", check_loss_objects),
-    ("create_metrics", check_metrics),
     ("compute_losses", check_losses),
     ("compute_loss", check_replica_losses),
+    ("create_metrics", check_metrics),
     ("score", check_score),
     ("end_epoch", check_end_epoch),
     ("create_model_and_optimizer", check_gradients),
+    # {% if cookiecutter.distribution == "synchronous" %}
+    ("create_model_and_optimizer", check_draws),
+    # {% endif %}
     ("train_step", check_slices),
     ("create_serving_function", check_serving_function),
     (SUSPECTS, check_suspects),

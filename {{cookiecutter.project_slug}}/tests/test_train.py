@@ -58,6 +58,8 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
 ROUNDING_SHOWS = """The cause is rounding: on 1 replica, initial weights that differ by rounding
 errors change the results, too, from step {step} on. Before it, replicas agree. Possible causes:
 - create_model_and_optimizer: a deep model or a high learning rate, which amplify rounding errors
+- create_model_and_optimizer: a weight without effect on the loss, such as a bias before a
+  normalization: its gradient is a rounding error, which Adam scales up; set use_bias=False
 - any hook: a choice between nearly equal values, such as argmax"""
 FLIPS_SHOW = """The cause is probably rounding. All losses agree, and all metrics in the first line.
 In later lines, rounding changes the predicted class of a few examples."""
@@ -521,7 +523,7 @@ def describe_end(output):
     starts = [i for i, line in enumerate(before) if re.match(r"[\w.]*(Error|Exception)\b", line)]
     if starts:
         beginning = before[starts[-1] :]
-        last = [*beginning[:3], "…", *last]
+        last = [*beginning[:5], "…", *last]
     return "Its last lines:\n" + "\n".join(last)
 
 

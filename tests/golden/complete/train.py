@@ -545,21 +545,22 @@ def train(iterator, steps):
     return values
 
 
-def read_learning_rates():
-    """Return the learning rate of each optimizer by name: learning_rate, learning_rate_2, …"""
-    rates = {}
-    for each in filter(None, tf.nest.flatten(optimizer)):
-        name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
-        rates[name] = float(each.learning_rate.numpy())
-    return rates
-
-
 def validate(iterator, steps):
     return run_loop(distributed_validation_step, validation_metrics, iterator, steps)[0]
 
 
 def test(iterator, steps):
     return run_loop(distributed_test_step, test_metrics, iterator, steps)[0]
+
+
+def read_learning_rates():
+    """Return the learning rate of each optimizer by name: learning_rate, learning_rate_2, …"""
+    rates = {}
+    for each in tf.nest.flatten(optimizer):
+        if each:
+            name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
+            rates[name] = float(each.learning_rate.numpy())
+    return rates
 
 
 # 6. Machinery: rarely edited ----------------------------------------------------------------------
@@ -1061,6 +1062,7 @@ def copy_rows(start, stack, rows):
 
 def describe_examples(examples, size):
     """Return the number of examples and their checksum, as text."""
+    # [examples, 8] each
     hashes = [tf.fingerprint(x.read_value_no_copy()) for x in tf.nest.flatten(examples)]
     return f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
 

@@ -447,13 +447,11 @@ def run_loop(distributed_step, metrics, iterator, steps):
 
 
 def train(iterator, steps):
-    """Run a loop of training. Return the values of its log line."""
+    """Run a loop of training. Return the values of its log line, without learning rates."""
     started_at = time.perf_counter()
     values = run_loop(distributed_train_step, train_metrics, iterator, steps)
-    # The first optimizer that is not None. On a GPU, reading it waits for the last step.
-    learning_rate = next(filter(None, tf.nest.flatten(optimizer))).learning_rate.numpy()
-    speed = steps * config.global_batch_size / (time.perf_counter() - started_at)
-    return {**values, "learning_rate": float(learning_rate), "examples_per_second": speed}
+    seconds = time.perf_counter() - started_at
+    return {**values, "examples_per_second": steps * config.global_batch_size / seconds}
 
 
 def validate(iterator, steps):
@@ -462,6 +460,16 @@ def validate(iterator, steps):
 
 def test(iterator, steps):
     return run_loop(distributed_test_step, test_metrics, iterator, steps)
+
+
+def read_learning_rates():
+    """Return the learning rate of each optimizer by name: learning_rate, learning_rate_2, …"""
+    rates = {}
+    for each in tf.nest.flatten(optimizer):
+        if each:
+            name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
+            rates[name] = float(each.learning_rate.numpy())
+    return rates
 
 
 # 6. Machinery: rarely edited ----------------------------------------------------------------------
@@ -499,8 +507,9 @@ def print_status(line, end="\n"):
 
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
-    others = "step epoch split learning_rate examples_per_second".split()
-    return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
+    return " ".join(
+        f"{name} {value:.4f}" for name, value in values.items() if name != "examples_per_second"
+    )
 
 
 def print_progress(trained):
@@ -701,7 +710,8 @@ def load_datasets():
             f"--global-batch-size {config.global_batch_size} is above the {size} training "
             f"examples; use at most {size}"
         )
-    config.train_data = describe_examples(examples, size)
+    hashes = map(tf.fingerprint, tf.nest.flatten(examples))  # [examples, 8] each
+    config.train_data = f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
     config.steps_per_epoch = size // config.global_batch_size
     config.last_step = config.epochs * config.steps_per_epoch
     return loaded
@@ -730,12 +740,6 @@ def load_into_memory(dataset, split):
             f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
-
-
-def describe_examples(examples, size):
-    """Return the number of examples and their checksum, as text."""
-    hashes = map(tf.fingerprint, tf.nest.flatten(examples))  # [examples, 8] each
-    return f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
 
 
 def shuffle(size, epoch):
@@ -1340,7 +1344,7 @@ def train_epochs(train_set, validation_set):
         trained = train(iterator, last_step - first_step)
         state.step = last_step
         check_finite(trained["loss"])
-        log("train", trained)
+        log("train", {**trained, **read_learning_rates()})
         print_progress(trained)
         if sum_over_workers(len(signals)):
             save("last")

@@ -528,7 +528,7 @@ def add_up(results, metrics):
 def train(list_arguments, steps):
     """Run a loop of training, which a signal ends early, and advance `state.step`.
 
-    Return the values of its log line.
+    Return the values of its log line, without learning rates.
     """
     started_at = time.perf_counter()
     results = run_steps(distributed_train_step, list_arguments(state.step, steps), signals)
@@ -536,11 +536,9 @@ def train(list_arguments, steps):
     # Fewer after a signal. Only the last call of a loop may have fewer than STEPS_PER_CALL.
     steps = min(steps, STEPS_PER_CALL * len(results))
     state.step += steps
-    optimizers = list(filter(None, tf.nest.flatten(optimizer)))
-    for each in optimizers:
+    for each in filter(None, tf.nest.flatten(optimizer)):
         each.iterations.assign(state.step)
     values = add_up(results, train_metrics)
-    values["learning_rate"] = float(optimizers[0].learning_rate.numpy())
     values["examples_per_second"] = steps * config.global_batch_size / seconds
     return values
 
@@ -554,6 +552,16 @@ def validate(list_arguments, steps):
 def test(list_arguments, steps):
     results = run_steps(distributed_test_step, list_arguments(0, steps))
     return add_up(results, test_metrics)
+
+
+def read_learning_rates():
+    """Return the learning rate of each optimizer by name: learning_rate, learning_rate_2, …"""
+    rates = {}
+    for each in tf.nest.flatten(optimizer):
+        if each:
+            name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
+            rates[name] = float(each.learning_rate.numpy())
+    return rates
 
 
 # 6. Machinery: rarely edited ----------------------------------------------------------------------
@@ -596,7 +604,7 @@ def print_status(line, end="\n"):
 
 def format_metrics(values):
     """Return the loss and the metrics of a log line as text."""
-    others = "step epoch split learning_rate examples_per_second".split()
+    others = "step epoch split examples_per_second".split()
     return " ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in others)
 
 
@@ -914,7 +922,8 @@ def load_datasets():
             f"--global-batch-size {config.global_batch_size} is above the {size} training "
             f"examples; use at most {size}"
         )
-    config.train_data = describe_examples(examples, size)
+    hashes = map(tf.fingerprint, tf.nest.flatten(examples))  # [examples, 8] each
+    config.train_data = f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
     config.steps_per_epoch = size // config.global_batch_size
     config.last_step = config.epochs * config.steps_per_epoch
     return loaded
@@ -943,12 +952,6 @@ def load_into_memory(dataset, split):
             f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
-
-
-def describe_examples(examples, size):
-    """Return the number of examples and their checksum, as text."""
-    hashes = map(tf.fingerprint, tf.nest.flatten(examples))  # [examples, 8] each
-    return f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
 
 
 def shuffle(size, epoch):
@@ -1455,7 +1458,7 @@ def train_epochs(train_set, validation_set):
         last_step = end_of_next_loop(first_step)
         trained = train(iterator, last_step - first_step)
         check_finite(trained["loss"])
-        log("train", trained)
+        log("train", {**trained, **read_learning_rates()})
         print_progress(trained)
         if is_end_of_epoch() and not signals:
             finish_epoch(validation_set, trained)

@@ -1,0 +1,8 @@
+def read_learning_rates():
+    """Return the learning rate of each optimizer by name: learning_rate, learning_rate_2, …"""
+    rates = {}
+    for each in tf.nest.flatten(optimizer):
+        if each:
+            name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
+            rates[name] = float(each.learning_rate.numpy())
+    return rates
