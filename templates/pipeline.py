@@ -86,10 +86,9 @@ def next_batch(iterator):
         return next(iterator)
 
     def read():
-        features, *others = next(iterator)
-        # A copy on the replica's device. Without it, if the model begins with a convolution,
+        # A copy on the replica's device. Without it, if a model begins with a convolution,
         # TensorFlow fuses that with its bias on the first replica only (mkl_layout_pass.cc). Then
-        # replicas would not be bit-identical to workers.
-        return tf.nest.map_structure(tf.identity, features), *others
+        # replicas would not be bit-identical to workers. Labels may be None.
+        return keras.tree.map_structure(tf.identity, next(iterator), none_is_leaf=False)
 
     return strategy.run(read)

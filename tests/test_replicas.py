@@ -222,9 +222,30 @@ def preprocess(batch, seeds, training):
     images, labels = batch
     return tf.cast(images, tf.float32) / 16, labels
 """
+# As a discriminator of a CycleGAN, whose real images are the labels.
+CONVOLUTION_OF_LABELS = FIRST_CONVOLUTION + """
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return labels, tf.cast(images, tf.float32) / 16
+
+@wraps_original
+def compute_gradients(original, batch):
+    labels, images, sample_weight = batch
+    return original((images, labels, sample_weight))
+
+@wraps_original
+def evaluation_step(original, batch, metrics):
+    labels, images, sample_weight = batch
+    return original((images, labels, sample_weight), metrics)
+
+def create_serving_function(models, example):
+    return tf.function(models[0], [tf.TensorSpec([None, 8, 8, 1])])
+"""
 WITH_DIFFERENT_GRAPHS = {
     "shared tensors": SHARED_TENSORS,
     "first convolution": FIRST_CONVOLUTION,
+    "convolution of labels": CONVOLUTION_OF_LABELS,
 }
 
 
@@ -234,7 +255,7 @@ WITH_DIFFERENT_GRAPHS = {
 )
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("shared tensors", marks=LONG), "first convolution"],
+    [pytest.param("shared tensors", marks=LONG), "first convolution", "convolution of labels"],
 )
 def test_two_workers_compute_as_two_replicas_do(name, size, scripts, train_once, tmp_path):
     code = WITH_DIFFERENT_GRAPHS[name]
