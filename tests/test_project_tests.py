@@ -1028,6 +1028,123 @@ class Nodes(keras.layers.Layer):
 """ + end_model_with("keras.layers.Dense(10)", "Nodes()")
 NODES_HINT = "nodes draws random numbers for a tensor whose first dimension is not the batch"
 
+# The features of evaluation have other names than in training. Only the steps, which get a
+# tuple of models, know how to call them.
+TWO_STRUCTURES = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, optimizer = original(strategy)
+    return (model,), (optimizer,)
+
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    images = tf.cast(images, tf.float32)
+    return {"noisy" if training else "clean": images}, labels
+
+
+def compute_gradients(batch):
+    features, labels, sample_weight = batch
+    with tf.GradientTape() as tape:
+        predictions = model[0](features["noisy"], training=True)
+        loss = compute_loss(labels, predictions, sample_weight)
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    return loss, tape.gradient(loss, model[0].trainable_variables)
+
+
+def train_step(batch):
+    loss, gradients = compute_gradients(batch)
+    update(optimizer[0], gradients, model[0].trainable_variables)
+    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
+
+
+def evaluation_step(batch, metrics):
+    features, labels, sample_weight = batch
+    predictions = model[0](features["clean"], training=False)
+    update_metrics(metrics, labels, predictions, sample_weight)
+    losses = compute_losses(labels, predictions)
+    return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
+"""
+
+
+# An optimizer of the user's own, as for gradient centralization.
+def use_own_optimizer(methods):
+    return f"""
+@keras.saving.register_keras_serializable()
+class Own(keras.optimizers.SGD):
+{methods}
+
+""" + use_optimizer("Own(0.1)")
+
+
+FORGETFUL_OPTIMIZER = use_own_optimizer("""
+    def build(self, variables):
+        super().build(variables)
+        self.means = [tf.Variable(tf.zeros_like(variable.value)) for variable in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        mean = self.means[self._get_variable_index(variable)]
+        mean.assign(0.9 * mean + 0.1 * gradient)
+        super().update_step(gradient - mean, variable, learning_rate)
+""")
+FAILING_OPTIMIZER = use_own_optimizer("""
+    def update_step(self, gradient, variable, learning_rate):
+        gradient = gradient / {}[variable.shape]
+        super().update_step(gradient, variable, learning_rate)
+""")
+NORMALIZING_OPTIMIZER = use_own_optimizer("""
+    def apply(self, grads, trainable_variables=None):
+        super().apply([g / (tf.norm(g) + 1e-6) for g in grads], trainable_variables)
+""")
+
+# The step of several models draws, as in Keras's example of AdaMatch.
+DRAWS_IN_STEP = TWO_STRUCTURES.replace(
+    'predictions = model[0](features["noisy"], training=True)',
+    'images = features["noisy"] + tf.random.uniform([])\n'
+    "        predictions = model[0](images, training=True)",
+)
+
+# RandomTranslation draws unless it is called with training=False.
+FORGOTTEN_TRAINING = end_model_with("keras.layers.Dense(10)").replace(
+    "keras.layers.Flatten()", "keras.layers.RandomTranslation(0.4, 0.4), keras.layers.Flatten()"
+)
+DRAWING_EXPORT = (
+    FORGOTTEN_TRAINING
+    + """
+def create_serving_function(models, example):
+    return tf.function(models[0], [tf.TensorSpec([None, 8, 8, 1], tf.uint8)])
+"""
+)
+DRAWING_EVALUATION = (
+    FORGOTTEN_TRAINING
+    + """
+def evaluation_step(batch, metrics):
+    features, labels, sample_weight = batch
+    with keras.StatelessScope():
+        predictions = model(features)
+    update_metrics(metrics, labels, predictions, sample_weight)
+    losses = compute_losses(labels, predictions)
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
+"""
+)
+STYLE = """
+@functools.cache
+def get_style():
+    with tf.init_scope():
+        return tf.random.stateless_uniform([4, 8, 8, 1], [0, 0])
+
+
+def compute_loss(labels, predictions, sample_weight):
+    losses = compute_losses(labels, predictions)
+    loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
+    return loss + tf.reduce_mean(model(get_style(), training=True)) / config.replicas
+""" + replace_image_model(
+    'keras.layers.Conv2D(16, 3, padding="same", activation="relu")',
+    "keras.layers.Flatten()",
+    "keras.layers.Dense(10)",
+)
+STYLE += return_batch("tf.cast(images, tf.float32) / 16")
+
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
     "states-that-evaluation-changes": (
@@ -1039,6 +1156,21 @@ MISTAKES_IN_RUNS = {
         SUMS_LOSSES,
         REPLICAS,
         ["the loss that shrink adds for a batch is not the mean of the losses for its halves"],
+    ),
+    "gradients-of-a-replica": (
+        NORMALIZING_OPTIMIZER,
+        REPLICAS,
+        ["an optimizer whose `apply` changes gradients before replicas sum them"],
+    ),
+    "evaluation-that-draws": (
+        DRAWING_EVALUATION,
+        EVALUATION,
+        ["The run reports loss ", "a model is called without training=False"],
+    ),
+    "convolution-of-a-constant": (
+        STYLE,
+        WORKERS,
+        ["A run of two workers differs", "copy it by tf.identity"],
     ),
     "draws-for-nodes": (
         DRAWS_FOR_NODES,
@@ -1155,6 +1287,42 @@ def test_run_reports_the_hook_and_the_cause(mistake, run_tests):
     assert "Traceback" not in report.output
 
 
+CONTRACT_OF_OPTIMIZERS = {
+    "variables that checkpoints lack": (
+        FORGETFUL_OPTIMIZER,
+        "create_model_and_optimizer",
+        ["checkpoints don't contain Own.means", "self.add_variable_from_reference"],
+    ),
+    "an exception": (
+        FAILING_OPTIMIZER,
+        "train_step",
+        ["fails in train_step (train.py, line ", " in update_step): KeyError"],
+    ),
+    "random numbers of a step": (
+        DRAWS_IN_STEP,
+        "train_step",
+        ["compute_gradients or a model draws random numbers that no checkpoint contains"],
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CONTRACT_OF_OPTIMIZERS)
+def test_contract_reports_mistakes_of_steps_and_optimizers(name, run_tests):
+    code, hook, words = CONTRACT_OF_OPTIMIZERS[name]
+    report = run_tests(code, only=CONTRACT)
+    assert report.failed == {contract_of(hook)}, report.output
+    for text in words:
+        assert text in report.output
+
+
+@pytest.mark.long
+def test_export_that_draws_is_a_warning(run_tests):
+    report = run_tests(DRAWING_EXPORT, only=EXPORT)
+    assert report.outcomes == {EXPORT: "PASSED"}, report.output
+    assert "predictions of the SavedModel differ from call to call" in report.output
+
+
 @pytest.mark.long
 def test_random_numbers_of_no_batch_are_a_warning(run_tests):
     report = run_tests(DRAWS_FOR_NODES, only=CONTRACT)
@@ -1260,44 +1428,6 @@ def create_metrics(strategy):
     return [], [], []
 """
 
-# The features of evaluation have other names than in training. Only the steps, which get a
-# tuple of models, know how to call them.
-TWO_STRUCTURES = """
-@wraps_original
-def create_model_and_optimizer(original, strategy):
-    model, optimizer = original(strategy)
-    return (model,), (optimizer,)
-
-
-def preprocess(batch, seeds, training):
-    images, labels = batch
-    images = tf.cast(images, tf.float32)
-    return {"noisy" if training else "clean": images}, labels
-
-
-def compute_gradients(batch):
-    features, labels, sample_weight = batch
-    with tf.GradientTape() as tape:
-        predictions = model[0](features["noisy"], training=True)
-        loss = compute_loss(labels, predictions, sample_weight)
-    update_metrics(train_metrics, labels, predictions, sample_weight)
-    return loss, tape.gradient(loss, model[0].trainable_variables)
-
-
-def train_step(batch):
-    loss, gradients = compute_gradients(batch)
-    update(optimizer[0], gradients, model[0].trainable_variables)
-    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
-
-
-def evaluation_step(batch, metrics):
-    features, labels, sample_weight = batch
-    predictions = model[0](features["clean"], training=False)
-    update_metrics(metrics, labels, predictions, sample_weight)
-    losses = compute_losses(labels, predictions)
-    return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
-"""
-
 # The loss object returns the losses of regions, which have another size than the labels.
 REGIONS = """
 def create_model_and_optimizer(strategy):
@@ -1346,6 +1476,12 @@ class Balance(keras.layers.Layer):
         self.add_loss(tf.reduce_sum(tf.square(mean)))
         return inputs
 """ + end_model_with("Balance()", "keras.layers.Dense(10)")
+
+# The mean divides by the examples of all replicas, too, and the other loss is divided by replicas.
+DIVIDED_BY_REPLICAS = return_loss(
+    "tf.nn.compute_average_loss(losses, sample_weight) + tf.norm(model.trainable_variables[0]) / "
+    "strategy.num_replicas_in_sync"
+)
 
 LOSSES_IN_STEPS = """
 def create_loss_objects(strategy):
@@ -1776,6 +1912,7 @@ CORRECT = {
     "views in training": (VIEWS, f"{CONTRACT} or {EVALUATION}"),
     "losses of regions": (REGIONS, CONTRACT),
     "loss over the global batch": (GLOBAL_LOSS, CONTRACT),
+    "loss divided by replicas": (DIVIDED_BY_REPLICAS, f"{CONTRACT} or {REPLICAS}"),
     "an added loss over the global batch": (GLOBAL_ADDED_LOSS, f"{CONTRACT} or {REPLICAS}"),
     "frozen teacher": (TEACHER, f"{CONTRACT} or {KILLED} or {EXPORT}"),
     "rate on a plateau": (PLATEAU, f"{CONTRACT} or {KILLED}"),

@@ -14,7 +14,7 @@ import re
 import tempfile
 import traceback
 
-from hook_names import HOOKS, STEPS, TOO_EARLY, find_hook
+from hook_names import HOOKS, STEPS, TOO_EARLY, find_frames, find_hook
 
 import train
 from train import keras, np, tf  # train.py imports them without TensorFlow's messages
@@ -349,6 +349,17 @@ def without_regularization():
     return replace(tf.nn, "scale_regularization_loss", tf.zeros_like)
 
 
+@contextlib.contextmanager
+def pretend_two_replicas():
+    """Have hooks read two replicas, by which they may divide a loss of no example."""
+    two = property(lambda self: 2)
+    with (
+        replace(train.config, "replicas", 2),
+        replace(type(train.strategy), "num_replicas_in_sync", two),
+    ):
+        yield
+
+
 # ----------------------------------------------------------------------------------------------
 # create_datasets, adapt, fetch
 # ----------------------------------------------------------------------------------------------
@@ -618,6 +629,7 @@ def check_model():
     yield from check_tracking(models)
     optimizers = [optimizer for optimizer in optimizers if optimizer]
     yield from check_scope("the optimizer", optimizers)
+    yield from check_optimizer_tracking(models, created[1])
     # The outer one may be a LossScaleOptimizer.
     yield from check_settings([getattr(each, "inner_optimizer", each) for each in optimizers])
     yield from check_predictions()
@@ -663,6 +675,32 @@ def check_tracking(models):
             "Keras neither trains nor saves a tf.Variable of a layer: "
             f"{list_first(sorted(names))}; create it with self.add_weight"
         )
+
+
+def check_optimizer_tracking(models, optimizers):
+    """Yield a sentence if optimizers have variables that Keras doesn't know."""
+    names = set()
+    for model, optimizer in zip(models, tf.nest.flatten(optimizers), strict=True):
+        if not optimizer:
+            continue
+        with create_mirrored_strategy().scope():
+            optimizer.build(model.trainable_variables)
+        known = {id(variable) for variable in (*optimizer.variables, *model.variables)}
+        for name, values in vars(optimizer).items():
+            if name.startswith("_self_"):
+                continue  # TensorFlow's
+            parts = tf.nest.flatten(values)
+            if any(is_unknown_variable(part, known) for part in parts):
+                names.add(f"{type(optimizer).__name__}.{name}")
+    if names:
+        yield (
+            f"checkpoints don't contain {list_first(sorted(names))}; create the variables in "
+            "`build`, with self.add_variable_from_reference"
+        )
+
+
+def is_unknown_variable(value, known_ids):
+    return isinstance(value, tf.Variable | keras.Variable) and id(value) not in known_ids
 
 
 def check_settings(optimizers):
@@ -1036,7 +1074,8 @@ def check_replica_losses():
             yield f"returns shape {tuple(whole.shape)}; return one number, ()"
             return
         halves = [cut_batch(part, 2) for part in (labels, predictions, weight)]
-        total = float(sum(map(train.compute_loss, *halves)))
+        with pretend_two_replicas():
+            total = float(sum(map(train.compute_loss, *halves)))
     whole = float(whole)
     if gathered or is_close(whole, total):
         return
@@ -1230,6 +1269,27 @@ def list_sources(tensors):
             sources[tensor.name] = tensor
             pending += tensor.op.inputs
     return list(sources.values())
+
+
+def check_step_randomness():
+    """Check that random numbers of a step come from variables of the model."""
+    batch = create_training_state()
+    if not has_compute_gradients(batch):
+        return
+    results = []
+    for _ in range(2):
+        with restore_variables(train.model):
+            results.append(train.compute_gradients(batch))
+    if is_close(*map(flatten_tensors, results)):
+        return
+    features, _, _ = batch
+    if is_plain_model(batch) and has_hidden_randomness(features):
+        return  # its own check reports it
+    yield (
+        "compute_gradients or a model draws random numbers that no checkpoint contains (tf.random, "
+        "np.random?), so a killed run can't resume bit-identical; draw from `seeds` in "
+        "`preprocess`, or by keras.random with a keras.random.SeedGenerator of a layer"
+    )
 
 
 def check_slices():
@@ -1564,6 +1624,7 @@ CHECKS = (
     # {% if cookiecutter.distribution == "synchronous" %}
     ("create_model_and_optimizer", check_draws),
     # {% endif %}
+    ("train_step", check_step_randomness),
     ("train_step", check_slices),
     ("create_serving_function", check_serving_function),
     (SUSPECTS, check_suspects),
@@ -1653,14 +1714,23 @@ def has_problems(report):
     return any(problems for key, problems in report.items() if key != HINTS)
 
 
+def describe_place(line, frames):
+    """Return the line of a hook and, if it called another function of train.py, its line, too."""
+    inner_line, function = frames[-1]
+    if int(inner_line) == line:
+        return f"line {line}"
+    return f"line {line}, and line {inner_line} in {function}"
+
+
 def report_exception(error, hook, report):
     """Add an exception to the report, unless it may follow from an earlier problem."""
     if has_problems(report):
         if hook in HOOKS:
             report[hook] = report[hook] or None
         return
-    name, line = find_hook("".join(traceback.format_exception(error)))
-    place = f" (train.py, line {line})" if line else ""
+    text = "".join(traceback.format_exception(error))
+    name, line = find_hook(text)
+    place = f" (train.py, {describe_place(line, find_frames(text))})" if line else ""
     if name in (*STEPS, "train_step"):
         place = f" in {name}{place}"
         name = "train_step"

@@ -29,7 +29,12 @@ STEPS = ("update_metrics", "compute_gradients", "evaluation_step")  # checked wi
 def find_hook(text):
     """Return the innermost hook or step in a traceback and its line in train.py, or two None."""
     found = (None, None)
-    for line, name in re.findall(r'train\.py", line (\d+), in (\w+)', text):
+    for line, name in find_frames(text):
         if name in HOOKS or name in STEPS:
             found = (name, int(line))
     return found
+
+
+def find_frames(text):
+    """Return (line, function) of each frame of train.py in a traceback, the innermost last."""
+    return re.findall(r'train\.py", line (\d+), in (\w+)', text)

@@ -53,6 +53,8 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
   not the batch
 - create_model_and_optimizer: an initializer that is created outside of it, before --seed is set
 - create_model_and_optimizer, train_step: an assignment of a value of a replica's own examples
+- create_model_and_optimizer: an optimizer whose `apply` changes gradients before replicas sum them;
+  change them in `update_step`
 - create_metrics: a metric that is not a sum or a mean over examples, or outside strategy.scope()
 - create_datasets, fetch, preprocess: random numbers that don't come from `seeds`"""
 ROUNDING_SHOWS = """The cause is rounding: on 1 replica, initial weights that differ by rounding
@@ -74,13 +76,19 @@ RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - evaluation_step: random layers that are called outside keras.StatelessScope()
 - create_datasets: examples, or an order of them, that differ between processes
 - adapt: a result that differs between processes, such as the order of a set
-- create_model_and_optimizer: a layer that keeps state outside its variables; an initializer that
-  is created outside of the hook, before --seed is set
+- compute_gradients, train_step: random numbers that don't come from a keras.random.SeedGenerator of
+  a model
+- create_model_and_optimizer: a layer or an optimizer that keeps state outside its variables; an
+  initializer that is created outside of the hook, before --seed is set
 - end_epoch: what it changes depends on more than `history`, or is not a variable of a model or an
   optimizer: a Python value has no effect on the graph, and checkpoints lack other variables"""
+WORKER_CAUSES = f"""{RESTART_CAUSES}
+- compute_losses, compute_gradients, evaluation_step: a convolution of a tensor that is created
+  once, such as a style image, is fused with its bias on some replicas; copy it by tf.identity"""
 EVALUATION_CAUSES = """Possible causes:
 - evaluation_step, update_metrics: sample_weight is not used, which is 0 for the examples that fill
   up the last batch
+- evaluation_step: a model is called without training=False, so that random layers draw
 - create_metrics: a metric that is not a sum or a mean over examples
 - preprocess, create_model_and_optimizer: an output that depends on other examples of the batch
 - compute_losses, evaluation_step: a value that depends on the step, which checkpoints/best doesn't
@@ -237,6 +245,7 @@ def test_killed_run_resumes_bit_identical(killed_run, undisturbed_run, request):
         killed_run.result(),
         undisturbed_run.result(),
         "A run that was killed and resumed differs from an undisturbed one",
+        RESTART_CAUSES,
         request,
     )
 
@@ -254,6 +263,7 @@ def test_two_workers_equal_two_replicas(two_workers_run, undisturbed_run, reques
         two_workers_run.result(),
         undisturbed_run.result(),
         "A run of two workers differs from one on two replicas in one process",
+        WORKER_CAUSES,
         request,
     )
 
@@ -382,15 +392,15 @@ def compare_checkpoints(run_dir, expected_dir):
     return sorted(name for name in one | other if one.get(name) != other.get(name))
 
 
-def assert_bit_identical(run_dir, expected_dir, problem, request):
+def assert_bit_identical(run_dir, expected_dir, problem, possible_causes, request):
     """Fail unless two runs have the same log and the same last checkpoint."""
     differences = compare_logs(run_dir, expected_dir, is_same)
     if differences:
-        causes = find_causes(request) or [RESTART_CAUSES]
+        causes = find_causes(request) or [possible_causes]
         fail(f"{problem}: {describe_difference(*differences[0])}.", *causes)
     names = compare_checkpoints(run_dir, expected_dir)
     if names:
-        causes = find_causes(request) or [RESTART_CAUSES]
+        causes = find_causes(request) or [possible_causes]
         fail(
             f"{problem}: the logs agree, but in checkpoints/last {len(names)} tensors differ: "
             f"{', '.join(names[:5])}.",

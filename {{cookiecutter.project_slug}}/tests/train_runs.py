@@ -276,7 +276,7 @@ def check_exports(run_dir):
             problems.append(f"{hook}: {name} in export/ {text}")
     if not problems:
         problems += check_components()
-    return problems, list(find_fixed_lengths())
+    return problems, [*find_fixed_lengths(), *find_draws()]
 
 
 def call_serving_hook():
@@ -307,15 +307,29 @@ def find_fixed_lengths():
             )
 
 
+def find_draws():
+    """Yield a hint if two calls of the function to serve differ, as with samples of a text."""
+    serve, example = call_serving_hook()
+    arguments, *_ = list_arguments(serve, example)
+    if not agree(serve(*arguments), serve(*arguments)):
+        yield (
+            "create_serving_function: predictions of the SavedModel differ from call to call; if "
+            "that is not intended, pass training=False to the models"
+        )
+
+
+def list_arguments(serve, example):
+    """Return arguments of calls of the function to serve."""
+    if takes_first_component(serve, example):
+        return [(inputs,) for inputs, _ in read_test_split(choose_batch_size())]
+    return [tf.nest.map_structure(create_input, serve.input_signature)]
+
+
 def compare_saved_model(folder):
     """Compare the SavedModel's function with the hook's function of the best checkpoint."""
     loaded = tf.saved_model.load(str(folder))
     serve, example = call_serving_hook()
-    if takes_first_component(serve, example):
-        batches = [(inputs,) for inputs, _ in read_test_split(choose_batch_size())]
-    else:
-        batches = [tf.nest.map_structure(create_input, serve.input_signature)]
-    for arguments in batches:
+    for arguments in list_arguments(serve, example):
         compare_predictions(loaded.serve(*arguments), serve(*arguments))
 
 
