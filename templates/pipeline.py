@@ -89,6 +89,6 @@ def next_batch(iterator):
         # A copy on the replica's device. Without it, if a model begins with a convolution,
         # TensorFlow fuses that with its bias on the first replica only (mkl_layout_pass.cc). Then
         # replicas would not be bit-identical to workers. Labels may be None.
-        return keras.tree.map_structure(tf.identity, next(iterator), none_is_leaf=False)
+        return tf.nest.map_structure(lambda x: x if x is None else tf.identity(x), next(iterator))
 
     return strategy.run(read)

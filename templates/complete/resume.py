@@ -137,8 +137,10 @@ def read_or_adapt(checkpoint):
 
 def initialize_run_dir():
     """Cut the log at the step, write the run's files, and delete export/."""
-    kept = [f"{json.dumps(line)}\n" for line in read_log() if is_kept_on_resume(line, state.step)]
-    write_file("metrics.jsonl", "".join(kept))
+    kept = "".join(
+        f"{json.dumps(line)}\n" for line in read_log() if is_kept_on_resume(line, state.step)
+    )
+    write_file("metrics.jsonl", kept)
     write_file("config.json", json.dumps(describe_run()))
     write_file("adapted.json", json.dumps(adapted))
     shutil.rmtree(run_path("export"), ignore_errors=True)  # with it, the run would seem finished

@@ -1171,11 +1171,10 @@ def next_batch(iterator):
         return next(iterator)
 
     def read():
-        features, *others = next(iterator)
-        # A copy on the replica's device. Without it, if the model begins with a convolution,
+        # A copy on the replica's device. Without it, if a model begins with a convolution,
         # TensorFlow fuses that with its bias on the first replica only (mkl_layout_pass.cc). Then
-        # replicas would not be bit-identical to workers.
-        return tf.nest.map_structure(tf.identity, features), *others
+        # replicas would not be bit-identical to workers. Labels may be None.
+        return tf.nest.map_structure(lambda x: x if x is None else tf.identity(x), next(iterator))
 
     return strategy.run(read)
 
@@ -1936,8 +1935,10 @@ def read_or_adapt(checkpoint):
 
 def initialize_run_dir():
     """Cut the log at the step, write the run's files, and delete export/."""
-    kept = [f"{json.dumps(line)}\n" for line in read_log() if is_kept_on_resume(line, state.step)]
-    write_file("metrics.jsonl", "".join(kept))
+    kept = "".join(
+        f"{json.dumps(line)}\n" for line in read_log() if is_kept_on_resume(line, state.step)
+    )
+    write_file("metrics.jsonl", kept)
     write_file("config.json", json.dumps(describe_run()))
     write_file("adapted.json", json.dumps(adapted))
     shutil.rmtree(run_path("export"), ignore_errors=True)  # with it, the run would seem finished

@@ -831,11 +831,10 @@ def next_batch(iterator):
         return next(iterator)
 
     def read():
-        features, *others = next(iterator)
-        # A copy on the replica's device. Without it, if the model begins with a convolution,
+        # A copy on the replica's device. Without it, if a model begins with a convolution,
         # TensorFlow fuses that with its bias on the first replica only (mkl_layout_pass.cc). Then
-        # replicas would not be bit-identical to workers.
-        return tf.nest.map_structure(tf.identity, features), *others
+        # replicas would not be bit-identical to workers. Labels may be None.
+        return tf.nest.map_structure(lambda x: x if x is None else tf.identity(x), next(iterator))
 
     return strategy.run(read)
 
@@ -1207,8 +1206,10 @@ def initialize_run_dir():
     if config.worker_index > 0:
         return
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
-    kept = [f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)]
-    write_file("metrics.jsonl", "".join(kept))
+    kept = "".join(
+        f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)
+    )
+    write_file("metrics.jsonl", kept)
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
     # A resumed run deletes the temporary folders of killed processes. A new run deletes
