@@ -1378,7 +1378,9 @@ def check_draws():
     if not has_compute_gradients(batch) or not can_run(train.compute_gradients, half):
         return
     draws, others = record_draws(batch), record_draws(half)
-    names = {name for name, rows in draws if rows > 1 and (name, rows) in others}
+    # Replicas divide a multiple of their number of examples. On up to 8 of them, it has more rows.
+    least = max(2, train.Config().global_batch_size // 8)
+    names = {name for name, rows in draws if rows >= least and (name, rows) in others}
     if names:
         yield Hint(
             f"{list_first(sorted(names))} draws random numbers for a tensor whose first dimension "
