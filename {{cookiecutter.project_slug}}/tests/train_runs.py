@@ -274,9 +274,11 @@ def check_exports(run_dir):
         if problem:
             hook, text = problem
             problems.append(f"{hook}: {name} in export/ {text}")
+    hints = list(find_fixed_lengths())
     if not problems:
         problems += check_components()
-    return problems, [*find_fixed_lengths(), *find_draws()]
+        hints += find_draws()
+    return problems, hints
 
 
 def call_serving_hook():
