@@ -305,6 +305,17 @@ class Noise(keras.layers.Layer):
 {end_model_with("Noise()", "keras.layers.Dense(10)")}
 """
 
+COUNTS_IN_PYTHON = f"""
+class Decay(keras.layers.Layer):
+    count = 0
+
+    def call(self, inputs):
+        self.count += 1
+        return inputs * (1 - 0.5 / self.count)
+
+{end_model_with("Decay()", "keras.layers.Dense(10)")}
+"""
+
 # A model that draws random numbers itself, and has other layers too.
 DRAWING = """
 class Drawing(keras.Model):
@@ -669,6 +680,11 @@ def preprocess(batch, seeds, training):
         return_batch(labels="labels, tf.fill(tf.shape(labels), float(training))"),
         "preprocess",
         ["all examples of the validation split have weight 0"],
+    ),
+    "python-counter-in-a-layer": (
+        COUNTS_IN_PYTHON,
+        "create_model_and_optimizer",
+        ["or counts in Python", "count in add_weight"],
     ),
     "tf-random-in-a-layer": (
         NOISE,
@@ -1867,6 +1883,28 @@ def score(validation):
     return -validation["accuracy"]
 """
 
+# TensorFlow's list of checkpoints may be older than the files after a kill.
+OLD_LIST = """
+was_resumed = False
+
+
+@wraps_original
+def restore_run(original, checkpoint):
+    global was_resumed
+    was_resumed = bool(checkpoint)
+    original(checkpoint)
+
+
+@wraps_original
+def save(original, kind):
+    original(kind)
+    if was_resumed:
+        oldest = min(list_checkpoints(kind))
+        tf.compat.v1.train.update_checkpoint_state(
+            run_path("checkpoints", kind), f"ckpt-{oldest}"
+        )
+"""
+
 # As in Keras's examples of structured data.
 POPS_LABELS = """
 def fetch(batch):
@@ -1881,6 +1919,7 @@ def preprocess(batch, seeds, training):
 
 CORRECT = {
     "a learned mask": (LEARNED_MASK, CONTRACT),
+    "a list of checkpoints that is older": (OLD_LIST, KILLED),
     "labels that preprocess pops": (POPS_LABELS, f"{CONTRACT} or {EXPORT}"),
     "a loss of one output": (ONE_OUTPUT, f"{CONTRACT} or {EVALUATION}"),
     "a loss of the batch alone": (BATCH_LOSS + BY_ACCURACY, CONTRACT),

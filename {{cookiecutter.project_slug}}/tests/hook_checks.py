@@ -752,9 +752,9 @@ def check_predictions():
         )
     if has_hidden_randomness(features):
         yield (
-            "the model draws random numbers that no checkpoint contains (tf.random, np.random?), "
-            "so a killed run can't resume bit-identical; in a layer, use keras.random with a "
-            "keras.random.SeedGenerator of the layer"
+            "the model draws random numbers that no checkpoint contains (tf.random, np.random?) "
+            "or counts in Python, so a killed run can't resume bit-identical; in a layer, use "
+            "keras.random with a keras.random.SeedGenerator of the layer, and count in add_weight"
         )
 
 
@@ -1697,8 +1697,9 @@ def run_check(hook, check, report):
 # Advice by a pattern in the message about an exception.
 ADVICE = {
     "^fails in update_metrics": (
-        "a metric of tokens or pixels needs a weight for each of them, such as "
-        "`tf.ones_like(labels, tf.float32) * sample_weight[:, None]`"
+        "a metric of tokens or pixels needs a weight for each of them: for labels [batch, tokens], "
+        "`tf.ones_like(labels, tf.float32) * sample_weight[:, None]`, with one more None for each "
+        "further dimension. Another metric needs one value per example"
     ),
     "^fails in .*values to unpack": (
         "the batch of a step is always (features, labels, sample_weight)"

@@ -157,8 +157,9 @@ def cut(split, is_training):
 
 def write_checksums():
     """Write a checksum of each tensor in the last checkpoint."""
-    folder = train.run_path("checkpoints", "last")
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(folder))
+    # After a kill, the list that tf.train.latest_checkpoint reads may be older than the files.
+    step = max(train.list_checkpoints("last"))
+    reader = tf.train.load_checkpoint(f"{train.run_path()}/checkpoints/last/ckpt-{step}")
     paths = reader.get_tensor("names/.ATTRIBUTES/VARIABLE_VALUE")
     checksums = {}
     for key in reader.get_variable_to_shape_map():
