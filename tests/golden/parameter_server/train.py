@@ -1347,9 +1347,7 @@ def load_adapted(train_split, checkpoint):
 def initialize_run_dir():
     """Cut the log at the step, write config.json and train.py, and delete leftovers."""
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
-    kept = "".join(
-        f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)
-    )
+    kept = "".join(f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step))
     write_file("metrics.jsonl", kept)
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
