@@ -223,7 +223,9 @@ def preprocess(batch, seeds, training):
     return tf.cast(images, tf.float32) / 16, labels
 """
 # As a discriminator of a CycleGAN, whose real images are the labels.
-CONVOLUTION_OF_LABELS = FIRST_CONVOLUTION + """
+CONVOLUTION_OF_LABELS = (
+    FIRST_CONVOLUTION
+    + """
 
 def preprocess(batch, seeds, training):
     images, labels = batch
@@ -242,6 +244,7 @@ def evaluation_step(original, batch, metrics):
 def create_serving_function(models, example):
     return tf.function(models[0], [tf.TensorSpec([None, 8, 8, 1])])
 """
+)
 WITH_DIFFERENT_GRAPHS = {
     "shared tensors": SHARED_TENSORS,
     "first convolution": FIRST_CONVOLUTION,
