@@ -448,6 +448,77 @@ def compute_loss(labels, predictions, sample_weight):
     return tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
 """
 
+# The features of evaluation have other names than in training. Only the steps, which get a
+# tuple of models, know how to call them.
+TWO_STRUCTURES = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, optimizer = original(strategy)
+    return (model,), (optimizer,)
+
+
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    images = tf.cast(images, tf.float32)
+    return {"noisy" if training else "clean": images}, labels
+
+
+def compute_gradients(batch):
+    features, labels, sample_weight = batch
+    with tf.GradientTape() as tape:
+        predictions = model[0](features["noisy"], training=True)
+        loss = compute_loss(labels, predictions, sample_weight)
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    return loss, tape.gradient(loss, model[0].trainable_variables)
+
+
+def train_step(batch):
+    loss, gradients = compute_gradients(batch)
+    update(optimizer[0], gradients, model[0].trainable_variables)
+    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
+
+
+def evaluation_step(batch, metrics):
+    features, labels, sample_weight = batch
+    predictions = model[0](features["clean"], training=False)
+    update_metrics(metrics, labels, predictions, sample_weight)
+    losses = compute_losses(labels, predictions)
+    return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
+"""
+
+
+# An optimizer of the user's own, as for gradient centralization.
+def use_own_optimizer(methods):
+    return f"""
+@keras.saving.register_keras_serializable()
+class Own(keras.optimizers.SGD):
+{methods}
+
+""" + use_optimizer("Own(0.1)")
+
+
+FORGETFUL_OPTIMIZER = use_own_optimizer("""
+    def build(self, variables):
+        super().build(variables)
+        self.means = [tf.Variable(tf.zeros_like(variable.value)) for variable in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        mean = self.means[self._get_variable_index(variable)]
+        mean.assign(0.9 * mean + 0.1 * gradient)
+        super().update_step(gradient - mean, variable, learning_rate)
+""")
+FAILING_OPTIMIZER = use_own_optimizer("""
+    def update_step(self, gradient, variable, learning_rate):
+        gradient = gradient / {}[variable.shape]
+        super().update_step(gradient, variable, learning_rate)
+""")
+# The step of several models draws, as in Keras's example of AdaMatch.
+DRAWS_IN_STEP = TWO_STRUCTURES.replace(
+    'predictions = model[0](features["noisy"], training=True)',
+    'images = features["noisy"] + tf.random.uniform([])\n'
+    "        predictions = model[0](images, training=True)",
+)
+
 # By name: the code, the hook that the message must name, and parts of the message.
 MISTAKES = {
     "layers-outside-of-hooks": (
@@ -792,6 +863,21 @@ def create_model_and_optimizer(original, strategy):
         "create_model_and_optimizer",
         ["creates variables when it is called"],
     ),
+    "variables-that-checkpoints-lack": (
+        FORGETFUL_OPTIMIZER,
+        "create_model_and_optimizer",
+        ["checkpoints don't contain Own.means", "self.add_variable_from_reference"],
+    ),
+    "exception-of-an-optimizer": (
+        FAILING_OPTIMIZER,
+        "train_step",
+        ["fails in train_step (train.py, line ", " in update_step): KeyError"],
+    ),
+    "random-numbers-of-a-step": (
+        DRAWS_IN_STEP,
+        "train_step",
+        ["compute_gradients or a model draws random numbers that no checkpoint contains"],
+    ),
     "exception": (
         return_batch(before="images = tf.reshape(images, [-1, 7])"),
         "preprocess",
@@ -1044,81 +1130,10 @@ class Nodes(keras.layers.Layer):
 """ + end_model_with("keras.layers.Dense(10)", "Nodes()")
 NODES_HINT = "nodes draws random numbers for a tensor whose first dimension is not the batch"
 
-# The features of evaluation have other names than in training. Only the steps, which get a
-# tuple of models, know how to call them.
-TWO_STRUCTURES = """
-@wraps_original
-def create_model_and_optimizer(original, strategy):
-    model, optimizer = original(strategy)
-    return (model,), (optimizer,)
-
-
-def preprocess(batch, seeds, training):
-    images, labels = batch
-    images = tf.cast(images, tf.float32)
-    return {"noisy" if training else "clean": images}, labels
-
-
-def compute_gradients(batch):
-    features, labels, sample_weight = batch
-    with tf.GradientTape() as tape:
-        predictions = model[0](features["noisy"], training=True)
-        loss = compute_loss(labels, predictions, sample_weight)
-    update_metrics(train_metrics, labels, predictions, sample_weight)
-    return loss, tape.gradient(loss, model[0].trainable_variables)
-
-
-def train_step(batch):
-    loss, gradients = compute_gradients(batch)
-    update(optimizer[0], gradients, model[0].trainable_variables)
-    return tf.stack([loss * config.global_batch_size, tf.reduce_sum(batch[-1])])
-
-
-def evaluation_step(batch, metrics):
-    features, labels, sample_weight = batch
-    predictions = model[0](features["clean"], training=False)
-    update_metrics(metrics, labels, predictions, sample_weight)
-    losses = compute_losses(labels, predictions)
-    return tf.stack([tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)])
-"""
-
-
-# An optimizer of the user's own, as for gradient centralization.
-def use_own_optimizer(methods):
-    return f"""
-@keras.saving.register_keras_serializable()
-class Own(keras.optimizers.SGD):
-{methods}
-
-""" + use_optimizer("Own(0.1)")
-
-
-FORGETFUL_OPTIMIZER = use_own_optimizer("""
-    def build(self, variables):
-        super().build(variables)
-        self.means = [tf.Variable(tf.zeros_like(variable.value)) for variable in variables]
-
-    def update_step(self, gradient, variable, learning_rate):
-        mean = self.means[self._get_variable_index(variable)]
-        mean.assign(0.9 * mean + 0.1 * gradient)
-        super().update_step(gradient - mean, variable, learning_rate)
-""")
-FAILING_OPTIMIZER = use_own_optimizer("""
-    def update_step(self, gradient, variable, learning_rate):
-        gradient = gradient / {}[variable.shape]
-        super().update_step(gradient, variable, learning_rate)
-""")
 NORMALIZING_OPTIMIZER = use_own_optimizer("""
     def apply(self, grads, trainable_variables=None):
         super().apply([g / (tf.norm(g) + 1e-6) for g in grads], trainable_variables)
 """)
-
-# The step of several models draws, as in Keras's example of AdaMatch.
-DRAWS_IN_STEP = TWO_STRUCTURES.replace(
-    'predictions = model[0](features["noisy"], training=True)',
-    'images = features["noisy"] + tf.random.uniform([])\n'
-    "        predictions = model[0](images, training=True)",
-)
 
 # RandomTranslation draws unless it is called with training=False.
 FORGOTTEN_TRAINING = end_model_with("keras.layers.Dense(10)").replace(
@@ -1301,35 +1316,6 @@ def test_run_reports_the_hook_and_the_cause(mistake, run_tests):
     for text in words:
         assert text in report.output
     assert "Traceback" not in report.output
-
-
-CONTRACT_OF_OPTIMIZERS = {
-    "variables that checkpoints lack": (
-        FORGETFUL_OPTIMIZER,
-        "create_model_and_optimizer",
-        ["checkpoints don't contain Own.means", "self.add_variable_from_reference"],
-    ),
-    "an exception": (
-        FAILING_OPTIMIZER,
-        "train_step",
-        ["fails in train_step (train.py, line ", " in update_step): KeyError"],
-    ),
-    "random numbers of a step": (
-        DRAWS_IN_STEP,
-        "train_step",
-        ["compute_gradients or a model draws random numbers that no checkpoint contains"],
-    ),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", CONTRACT_OF_OPTIMIZERS)
-def test_contract_reports_mistakes_of_steps_and_optimizers(name, run_tests):
-    code, hook, words = CONTRACT_OF_OPTIMIZERS[name]
-    report = run_tests(code, only=CONTRACT)
-    assert report.failed == {contract_of(hook)}, report.output
-    for text in words:
-        assert text in report.output
 
 
 @pytest.mark.long

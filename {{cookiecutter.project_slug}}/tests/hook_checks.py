@@ -1379,7 +1379,8 @@ def check_draws():
     if not has_compute_gradients(batch) or not can_run(train.compute_gradients, half):
         return
     draws, others = record_draws(batch), record_draws(half)
-    # Replicas divide a multiple of their number of examples. On up to 8 of them, it has more rows.
+    # Replicas draw parts if the rows are a multiple of a replica's examples. On up to 8 replicas,
+    # fewer rows than this are no multiple.
     least = max(2, train.Config().global_batch_size // 8)
     names = {name for name, rows in draws if rows >= least and (name, rows) in others}
     if names:
