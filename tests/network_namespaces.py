@@ -31,7 +31,6 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/builtin
 ReturnToService=2
-KillWait=20
 SlurmdTimeout=10
 SlurmdParameters=config_overrides
 MailProg=/bin/true

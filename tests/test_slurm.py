@@ -40,12 +40,20 @@ NO_PROGRAM = "import os\nos.execv('/no/such/program', ['x'])\n"
 
 @pytest.fixture
 def create_project(render, tmp_path_factory):
-    """Return a function that returns the folder of a new project for Slurm."""
+    """Return a function that returns the folder of a new project for Slurm.
+
+    If a test fails, pytest shows the logs of its jobs.
+    """
+    projects = []
 
     def render_answers(**answers):
-        return render(tmp_path_factory.mktemp("slurm"), cluster="slurm", **answers)
+        projects.append(render(tmp_path_factory.mktemp("slurm"), cluster="slurm", **answers))
+        return projects[-1]
 
-    return render_answers
+    yield render_answers
+    for project in projects:
+        for log in sorted(project.glob("slurm-*.log")):
+            print(f"{log.name}:", log.read_text("utf-8"), sep="\n")
 
 
 @pytest.fixture
@@ -337,7 +345,6 @@ def test_run_is_saved_when_a_worker_has_no_restart_left(server_project, start_jo
     job, _ = start_job(server_project, *LONG_RUN, lines=1, options=FOUR_TASKS)
     wait_until(
         lambda: "saved at step" in read_logs(server_project, job, tasks=4)[1],
-        timeout=240,
         what="the checkpoint of the chief",
     )
     slurm.run("scancel", job)
