@@ -14,15 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hook_checks
-from hook_checks import (
-    describe_error,
-    draws_in_evaluation,
-    fetch_batches,
-    find_layers,
-    is_random,
-    set_globals,
-    unpack,
-)
+from check_models import draws_in_evaluation
+from check_tools import describe_error, fetch_batches, find_layers, is_random, set_globals, unpack
 from hook_names import RESULT, find_hook
 
 import train

@@ -1,0 +1,310 @@
+"""Checks of the hooks for losses: create_loss_objects, compute_losses, compute_loss."""
+
+import contextlib
+import functools
+import math
+
+from check_steps import invent_validation
+from check_tools import (
+    create_training_state,
+    cut_batch,
+    disable_randomness,
+    find_layers,
+    flatten_tensors,
+    has_batch_dimension,
+    has_compute_gradients,
+    is_close,
+    is_plain_model,
+    join,
+    pretend_two_replicas,
+    replace,
+    restore_variables,
+    without_regularization,
+)
+
+import train
+from train import np, tf
+
+
+def record_calls(function):
+    """Return a function that calls another one, and the list of the arguments of each call."""
+    calls = []
+
+    @functools.wraps(function)
+    def record(*arguments, **options):
+        calls.append((*arguments, *options.values()))
+        return function(*arguments, **options)
+
+    return record, calls
+
+
+def record_arguments(hook, batch):
+    """Return the first two arguments of the first call of a hook in a step, or None.
+
+    Calls without a tensor [4, …] don't count, such as for two views of each example. Later calls of
+    the model, as in a loss, are made without randomness: two of them are compared.
+    """
+    record, calls = record_calls(getattr(train, hook))
+    with restore_variables(train.model), replace(train, hook, record):
+        for step in ("compute_gradients", "validation_step"):
+            if not calls:
+                with contextlib.suppress(Exception):  # the checks of the other hooks report it
+                    getattr(train, step)(batch)
+    disable_randomness(train.model)
+    pairs = [arguments[:2] for arguments in calls if len(arguments) >= 2]
+    for pair in pairs:
+        if any(map(has_batch_dimension, flatten_tensors(pair))):
+            return pair
+    return None
+
+
+def is_called(hook, batch):
+    """Return whether a step calls a hook. If a step fails, assume that it does."""
+    record, calls = record_calls(getattr(train, hook))
+    with restore_variables(train.model), replace(train, hook, record):
+        try:
+            train.compute_gradients(batch)
+            train.validation_step(batch)
+        except Exception:  # the checks of the other hooks report it
+            return True
+    return bool(calls)
+
+
+def get_arguments(batch, *hooks):
+    """Return the labels and predictions that a step passes to the first of some hooks, or None.
+
+    The predictions may be more than the model's, such as a teacher's, and the labels may be the
+    features. If the steps fail before, or call none of the hooks, these are the batch's labels and
+    the predictions of a plain model. Of other models, only tensors [4, …] can be checked.
+    """
+    arguments = None
+    for hook in hooks:
+        arguments = arguments or record_arguments(hook, batch)
+    if is_plain_model(batch):
+        features, labels, _ = batch
+        return arguments or (labels, train.model(features, training=False))
+    if arguments and all(map(has_batch_dimension, flatten_tensors(arguments))):
+        return arguments
+    return None
+
+
+def get_loss_arguments(batch):
+    return get_arguments(batch, "compute_loss")
+
+
+def get_losses_arguments(batch):
+    """Return the arguments of `compute_losses`. `compute_loss` may get more."""
+    return get_arguments(batch, "compute_losses", "compute_loss")
+
+
+def check_loss_objects():
+    batch = create_training_state()
+    arguments = get_losses_arguments(batch)
+    if not arguments:
+        return
+    labels, predictions = arguments
+    are_means_taken = returns_one_value_per_example(labels, predictions)
+    for subject, *arguments in list_losses(labels, predictions):
+        yield from check_loss(subject, *arguments, are_means_taken)
+
+
+def list_losses(labels, predictions):
+    """Return (name, loss, its labels, its predictions) of each loss that `compute_losses` calls.
+
+    Losses of other tensors than [4, …] are left out: only `compute_losses` knows what they are.
+    """
+    losses = train.loss_object
+    if callable(losses):
+        return [("the loss", losses, *pair) for pair in record_pairs(losses, labels, predictions)]
+    found = []
+    for key, loss in list_items(losses):
+        pairs = record_pairs(loss, labels, predictions, key)
+        found += [(f"the loss {key!r}", loss, *pair) for pair in pairs]
+    return found
+
+
+def list_items(losses):
+    """Return the keys and losses of a dict or list. Others are not checked."""
+    if isinstance(losses, dict):
+        return list(losses.items())
+    return list(enumerate(losses)) if isinstance(losses, list | tuple) else []
+
+
+def record_pairs(loss, labels, predictions, key=None):
+    """Return the labels and predictions, [4, …] tensors, with which a loss object is called."""
+    record, calls = record_calls(loss)
+    losses = record
+    if isinstance(train.loss_object, dict):
+        losses = {**train.loss_object, key: record}
+    elif not callable(train.loss_object):
+        losses = [record if i == key else x for i, x in enumerate(train.loss_object)]
+    with replace(train, "loss_object", losses), contextlib.suppress(Exception):
+        train.compute_losses(labels, predictions)  # its own check reports exceptions
+    pairs = [arguments[:2] for arguments in calls]
+    return [pair for pair in pairs if len(pair) == 2 and all(map(is_tensor_of_batch, pair))]
+
+
+def is_tensor_of_batch(value):
+    return tf.is_tensor(value) and value.shape[:1] == (4,)
+
+
+@contextlib.contextmanager
+def record_gathering():
+    """Yield a list that is not empty if a loss reads the batches of all replicas.
+
+    Such a loss may depend on other examples: it is the same on any number of replicas.
+    """
+    calls = []
+
+    def gather(self, value, axis, options=None):
+        calls.append(value)
+        return value
+
+    def reduce(self, reduce_op, value, options=None):
+        calls.append(value)
+        return value
+
+    context = tf.distribute.ReplicaContext
+    with replace(context, "all_gather", gather), replace(context, "all_reduce", reduce):
+        yield calls
+
+
+def returns_one_value_per_example(labels, predictions):
+    """Return whether `compute_losses` does. Its own check reports exceptions."""
+    try:
+        return train.compute_losses(labels, predictions).shape == [4]
+    except Exception:
+        return False
+
+
+def check_losses():
+    batch = create_training_state()
+    arguments = get_losses_arguments(batch)
+    if not arguments or not is_called("compute_losses", batch):
+        return
+    labels, predictions = arguments
+    yield from check_loss("the result", train.compute_losses, labels, predictions)
+    is_zero = not np.any(train.compute_losses(labels, predictions))
+    if is_zero and is_trained_by_another_loss(batch) and depends_on_loss(train.score):
+        yield (
+            "the result is 0 for each example, so all validation losses are 0, and the first epoch "
+            "counts as the best: evaluation leaves out what only compute_loss or add_loss adds; "
+            "return the model's loss here, or use a metric in `score`"
+        )
+
+
+def is_trained_by_another_loss(batch):
+    """Return whether a step has a loss that is not 0, without the regularization of weights."""
+    if not has_compute_gradients(batch):
+        return False
+    with without_regularization(), restore_variables(train.model):
+        loss, *_ = train.compute_gradients(batch)
+    # Keras has no public way to list only the losses of add_loss.
+    has_own_losses = any(layer._losses for layer in find_layers(train.model))
+    return has_own_losses or any(map(np.any, flatten_tensors(loss)))
+
+
+def depends_on_loss(score):
+    """Return whether another validation loss changes the score."""
+    validation = invent_validation()
+    return score(validation) != score({**validation, "loss": 2.0})
+
+
+def check_loss(subject, loss, labels, predictions, are_means_taken=False):
+    """Yield what is wrong with a function that returns the loss of each example.
+
+    A loss object may return losses of parts, such as tokens or pixels. If `compute_losses` doesn't
+    take their mean, the check of `compute_losses` reports it.
+    """
+    with record_gathering() as gathered:
+        losses = loss(labels, predictions)
+    hint = describe_shapes(labels, predictions)
+    axes = find_part_axes(losses, labels, are_means_taken)
+    if gathered or (axes and loss is not train.compute_losses):
+        return
+    if axes:
+        hint += f"; take the mean of each example's parts: tf.reduce_mean(losses, axis={axes})"
+    if losses.shape == []:
+        yield (
+            f"{subject} is reduced to one number; for shape [4] here, take no mean over the batch, "
+            'and create a loss of Keras with reduction="none"'
+        )
+    elif losses.shape != [4]:
+        yield (
+            f"{subject} has shape {tuple(losses.shape)} for 4 examples; return one value for each, "
+            f"(4,) ({hint})"
+        )
+    elif mixes_examples(loss, labels, predictions):
+        yield (
+            f"{subject} of an example depends on the other examples of the batch; compute each by "
+            f"itself ({hint}). To divide by a sum over the batch, such as the number of positives, "
+            "divide in compute_loss by the sum over all replicas: "
+            'tf.distribute.get_replica_context().all_reduce("SUM", number). A loss that compares '
+            "the examples of a batch, such as for retrieval, also belongs in compute_loss"
+        )
+
+
+def describe_shapes(labels, predictions):
+    """Return the shapes of labels and predictions as text, with a likely mistake."""
+    label_shapes = [tuple(tensor.shape) for tensor in flatten_tensors(labels)]
+    shapes = [tuple(tensor.shape) for tensor in flatten_tensors(predictions)]
+    text = f"labels are {join(map(str, label_shapes or [None]))}, "
+    text += f"predictions {join(map(str, shapes))}"
+    for one, other in zip(label_shapes, shapes, strict=False):
+        if one != other and math.prod(one) == math.prod(other):
+            text += "; their difference broadcasts to all pairs of examples"
+    return text
+
+
+def find_part_axes(losses, labels, are_means_taken):
+    """Return the axes of losses that are parts of an example, such as the rows of an image.
+
+    Parts have the labels' shape or, if means of losses with more than two dimensions are taken,
+    another resolution. Other losses of two dimensions may be all pairs of examples, by mistake.
+    """
+    rank = len(losses.shape)
+    axes = list(range(1, rank))
+    if are_means_taken and rank > 2:
+        return axes
+    if any(tensor.shape[:rank] == losses.shape for tensor in flatten_tensors(labels)):
+        return axes
+    return []
+
+
+def mixes_examples(loss, labels, predictions):
+    """Return whether the loss of an example differs between a batch and alone."""
+    pairs = zip(cut_batch(labels, 1), cut_batch(predictions, 1), strict=True)
+    alone = [tf.reshape(loss(*pair), [1]) for pair in pairs]
+    return not is_close(loss(labels, predictions), tf.concat(alone, axis=0))
+
+
+def check_replica_losses():
+    """Check that the losses of two replicas add up to the loss of one."""
+    batch = create_training_state()
+    arguments = get_loss_arguments(batch)
+    if not arguments or not is_called("compute_loss", batch):
+        return
+    _, _, weight = batch
+    labels, predictions = arguments
+    with without_regularization(), record_gathering() as gathered:
+        whole = train.compute_loss(labels, predictions, weight)
+        if whole.shape != []:
+            yield f"returns shape {tuple(whole.shape)}; return one number, ()"
+            return
+        halves = [cut_batch(part, 2) for part in (labels, predictions, weight)]
+        with pretend_two_replicas():
+            total = float(sum(map(train.compute_loss, *halves)))
+    whole = float(whole)
+    if gathered or is_close(whole, total):
+        return
+    numbers = f"the losses of two replicas add up to {total:.6g}, the loss of one is {whole:.6g}"
+    if is_close(2 * whole, total):
+        yield (
+            f"takes the mean over a replica's own examples (tf.reduce_mean?): {numbers}; divide by "
+            "GLOBAL_BATCH_SIZE, as tf.nn.compute_average_loss does"
+        )
+    else:
+        yield (
+            f"{numbers}; look for a statistic of a replica's own examples, or a regularization "
+            "loss without tf.nn.scale_regularization_loss"
+        )

@@ -1,0 +1,212 @@
+"""Checks of create_model_and_optimizer, and of what the model does with a batch."""
+
+import contextlib
+
+from check_tools import (
+    create_mirrored_strategy,
+    create_training_state,
+    cut_batch,
+    find_layers,
+    find_unmirrored,
+    has_batch_dimension,
+    is_close,
+    is_plain_model,
+    join,
+    list_first,
+    restore_variables,
+    set_globals,
+)
+
+import train
+from train import keras, tf
+
+
+def check_model():
+    set_globals(batch_size=4)
+    created = train.create_model_and_optimizer(create_mirrored_strategy())
+    if not are_models_and_optimizers(created):
+        yield (
+            "doesn't return a model and an optimizer, or a tuple of each, equally long, with None "
+            "for a model that isn't trained"
+        )
+        return
+    models, optimizers = map(tf.nest.flatten, created)
+    if not all(model.built for model in models):
+        yield "returns a model that isn't built; add keras.Input, or call the model"
+        return
+    yield from check_scope("the model", models)
+    yield from check_tracking(models)
+    optimizers = [optimizer for optimizer in optimizers if optimizer]
+    yield from check_scope("the optimizer", optimizers)
+    yield from check_optimizer_tracking(models, created[1])
+    # The outer one may be a LossScaleOptimizer.
+    yield from check_settings([getattr(each, "inner_optimizer", each) for each in optimizers])
+    yield from check_predictions()
+
+
+def are_models_and_optimizers(created):
+    if not isinstance(created, tuple | list) or len(created) != 2:
+        return False
+    models, optimizers = map(tf.nest.flatten, created)
+    if len(models) != len(optimizers):
+        return False
+    optimizers = [optimizer for optimizer in optimizers if optimizer is not None]
+    are_models = all(isinstance(model, keras.Model) for model in models)
+    are_optimizers = all(isinstance(x, keras.optimizers.Optimizer) for x in optimizers)
+    return are_models and are_optimizers and len(optimizers) > 0
+
+
+def find_batch_normalization(models):
+    layers = find_layers(models)
+    return [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def check_scope(subject, owners):
+    paths = find_unmirrored([variable for owner in owners for variable in owner.variables])
+    if paths:
+        yield (
+            f"variables of {subject} are created outside strategy.scope(), so they are not on all "
+            f"replicas: {list_first(paths)}; indent the code below `with strategy.scope():`"
+        )
+
+
+def check_tracking(models):
+    """Yield a sentence if layers have variables that Keras doesn't know."""
+    names = set()
+    # Keras's lookup layers save their variables themselves.
+    layers = [x for x in find_layers(models) if not type(x).__module__.startswith("keras")]
+    for layer in layers:
+        for name, value in vars(layer).items():
+            if isinstance(value, tf.Variable) and not isinstance(value, keras.Variable):
+                names.add(f"{layer.name}.{name.removeprefix('_')}")
+    if names:
+        yield (
+            "Keras neither trains nor saves a tf.Variable of a layer: "
+            f"{list_first(sorted(names))}; create it with self.add_weight"
+        )
+
+
+def check_optimizer_tracking(models, optimizers):
+    """Yield a sentence if optimizers have variables that Keras doesn't know."""
+    names = set()
+    for model, optimizer in zip(models, tf.nest.flatten(optimizers), strict=True):
+        if not optimizer or type(optimizer).__module__.startswith("keras"):
+            continue
+        with create_mirrored_strategy().scope():
+            optimizer.build(model.trainable_variables)
+        known = {id(variable) for variable in (*optimizer.variables, *model.variables)}
+        for name, values in vars(optimizer).items():
+            if name.startswith("_self_"):
+                continue  # TensorFlow's
+            parts = tf.nest.flatten(values)
+            if any(is_unknown_variable(part, known) for part in parts):
+                names.add(f"{type(optimizer).__name__}.{name}")
+    if names:
+        yield (
+            f"checkpoints don't contain {list_first(sorted(names))}; create the variables in "
+            "`build`, with self.add_variable_from_reference"
+        )
+
+
+def is_unknown_variable(value, known_ids):
+    return isinstance(value, tf.Variable | keras.Variable) and id(value) not in known_ids
+
+
+def check_settings(optimizers):
+    """Yield a sentence for each setting of an optimizer that is wrong on several replicas."""
+    raises = "raises an error on several replicas"
+    settings = {
+        "gradient_accumulation_steps": (raises, "--accumulation-steps"),
+        "ema_overwrite_frequency": (raises, "--ema-momentum"),
+        # {% if cookiecutter.distribution == "synchronous" %}
+        "clipnorm": (raises, "--clip-norm"),
+        "global_clipnorm": (raises, "--clip-norm"),
+        "clipvalue": (raises, "--clip-norm"),
+        # {% endif %}
+    }
+    for setting, (problem, flag) in settings.items():
+        if any(getattr(optimizer, setting, None) for optimizer in optimizers):
+            yield (
+                f"the optimizer's {setting} {problem}; use {flag} of the complete script instead"
+            )
+    if any(type(optimizer).__name__ == "MultiOptimizer" for optimizer in optimizers):
+        yield (
+            "a MultiOptimizer has no learning rate for the log; return a tuple of models, with an "
+            "optimizer each"
+        )
+
+
+def check_predictions():
+    batch = create_training_state()
+    if creates_variables(train.model, batch):
+        yield (
+            "the model creates variables when it is called, which is too late in a traced step; "
+            "call it in the hook, inside the scope"
+        )
+        return
+    if not is_plain_model(batch):
+        return
+    features, _, _ = batch
+    predictions = tf.nest.flatten(train.model(features, training=False))
+    shapes = [str(prediction.shape) for prediction in predictions]
+    if not any(map(has_batch_dimension, predictions)):
+        yield f"the model predicts shape {join(shapes)} for 4 examples; return [4, …]"
+        return
+    if not draws_in_evaluation(features) and depends_on_batch(features, training=False):
+        yield (
+            "the prediction for an example depends on the other examples of the batch in "
+            "evaluation, so results depend on the batch size; use statistics of training there, "
+            "pad to a fixed length, not to the longest example of the batch, and limit what an "
+            "expert of a mixture takes from each example, not from the batch"
+        )
+    if has_hidden_randomness(features):
+        yield (
+            "the model draws random numbers that no checkpoint contains (tf.random, np.random?) "
+            "or counts in Python, so a killed run can't resume bit-identical; in a layer, use "
+            "keras.random with a keras.random.SeedGenerator of the layer, and count in add_weight"
+        )
+
+
+def creates_variables(model, batch):
+    """Return whether a model has more variables after a call, as after `build` of a subclass."""
+    if not isinstance(model, keras.Model):
+        return False
+    count = len(model.variables)
+    features, _, _ = batch
+    with contextlib.suppress(Exception):  # the other checks report it
+        model(features, training=False)
+    return len(model.variables) > count
+
+
+def depends_on_batch(features, training):
+    """Return whether the prediction for an example depends on the rest of its batch."""
+
+    def predict(part):
+        with restore_variables(train.model):  # such as a SpectralNormalization's
+            return train.model(part, training=training)
+
+    def join_halves(prediction, one, other):
+        return tf.concat([one, other], axis=0) if has_batch_dimension(prediction) else one
+
+    predictions = predict(features)
+    halves = map(predict, cut_batch(features, 2))
+    try:
+        joined = tf.nest.map_structure(join_halves, predictions, *halves)
+    except tf.errors.InvalidArgumentError:  # their other dimensions differ
+        return True
+    return not is_close(predictions, joined)
+
+
+def draws_in_evaluation(features):
+    """Return whether two calls in evaluation differ, as with the sampling layer of a VAE."""
+    predictions = [train.model(features, training=False) for _ in range(2)]
+    return not is_close(*predictions)
+
+
+def has_hidden_randomness(features):
+    """Return whether two calls in training differ though they start from the same state."""
+    predictions = []
+    for _ in range(2):
+        with restore_variables(train.model):
+            predictions.append(train.model(features, training=True))
+    return not is_close(*predictions)

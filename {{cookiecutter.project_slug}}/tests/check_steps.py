@@ -1,0 +1,303 @@
+"""Checks of create_metrics, score, end_epoch, the steps and create_serving_function."""
+
+import gc
+import json
+import numbers
+import re
+import tempfile
+
+from check_models import check_scope, has_hidden_randomness
+from check_tools import (
+    Hint,
+    create_mirrored_strategy,
+    create_training_state,
+    fetch_batches,
+    flatten_tensors,
+    has_compute_gradients,
+    is_close,
+    is_plain_model,
+    is_same,
+    list_first,
+    read_examples,
+    read_fetched,
+    replace,
+    restore_variables,
+    set_globals,
+    unpack,
+)
+
+import train
+from train import keras, tf
+
+# ----------------------------------------------------------------------------------------------
+# create_metrics
+# ----------------------------------------------------------------------------------------------
+
+
+def check_metrics():
+    set_globals(batch_size=4)
+    lists = train.create_metrics(create_mirrored_strategy())
+    if len(lists) != 3:
+        yield f"returns {len(lists)} lists; return 3: for the train, validation and test split"
+    metrics = [metric for each in lists for metric in each]
+    if len({id(metric) for metric in metrics}) < len(metrics):
+        yield "returns the same metric twice; create one for each list"
+    yield from check_names(lists)
+    yield from check_scope("metrics", metrics)
+    yield from check_updates()
+
+
+def check_names(lists):
+    taken = {"step", "epoch", "split", "loss", "learning_rate", "gradient_norm"}
+    taken |= {"examples_per_second", "input_wait"}
+    problems = set()
+    for metrics in lists:
+        names = [metric.name for metric in metrics]
+        problems |= {name for name in names if name in taken or names.count(name) > 1}
+    for name in sorted(problems):
+        yield (
+            f"two values of a split are named {name!r}; choose another name (the log has its own "
+            f"{', '.join(sorted(taken))})"
+        )
+
+
+def invent_validation():
+    """Return a loss and metrics as validation gives them."""
+    return {"loss": 1.0, **{metric.name: 1.0 for metric in train.validation_metrics}}
+
+
+def check_score():
+    create_training_state()
+    value = train.score(invent_validation())
+    if not isinstance(value, numbers.Real):
+        yield f"returns {type(value).__name__}; return a number, of which the lowest is the best"
+
+
+def save_checkpoints(step):
+    """Write both checkpoints of a step, which `end_epoch` may read."""
+    with replace(train.state, "step", step):
+        if hasattr(train, "take_snapshot"):  # in the complete script
+            train.take_snapshot()
+            best = {kind: x for kind, x in train.state.snapshot.items() if kind != "optimizer"}
+            train.write_checkpoints(train.state.snapshot, best)
+        else:
+            train.create_checkpoints()
+            train.save("best")
+            train.save("last")
+
+
+def check_end_epoch():
+    create_training_state()
+    values = invent_validation()
+    history = [{"step": i, "epoch": i, "split": "validation", **values} for i in range(1, 21)]
+    stops = []
+    states = []
+    # What the hook writes goes to a folder of its own, with files that it may read.
+    with tempfile.TemporaryDirectory() as folder, replace(train.config, "run_dir", folder):
+        lines = [{**line, "split": split} for line in history for split in ("train", "validation")]
+        train.run_path("metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        train.run_path("adapted.json").write_text(json.dumps(train.adapted))
+        save_checkpoints(len(history))
+        for _ in range(2):
+            stops.append(bool(train.end_epoch(list(history))))
+            variables = train.list_variables((train.model, train.optimizer))
+            states.append([variable.numpy() for variable in variables])
+    if stops[0] != stops[1] or not all(map(is_same, *states)):
+        yield (
+            "returns or changes something else when it is called again with the same history, as a "
+            "resumed run calls it; compute it from `history` and `config`, not from the last "
+            "value, and draw samples inside keras.StatelessScope()"
+        )
+
+
+def check_updates():
+    create_training_state()
+    fetched = next(iter(read_fetched(1)))
+    batch = unpack(train.preprocess(fetched, tf.zeros([4, 2], tf.int32), training=False), 4)
+    metrics = train.validation_metrics
+    counts = [len(metric.variables) for metric in metrics]
+    train.validation_step(batch)
+    for metric, count in zip(metrics, counts, strict=True):
+        if len(metric.variables) > count:
+            yield (
+                f"the metric {metric.name!r} creates variables in its first update, which is too "
+                "late in a traced step; update it in the hook, inside the scope, and reset it"
+            )
+        shape = tuple(tf.convert_to_tensor(metric.result()).shape)
+        if shape != ():
+            yield f"the result of {metric.name!r} has shape {shape}; return one number, ()"
+
+
+# ----------------------------------------------------------------------------------------------
+# train_step
+# ----------------------------------------------------------------------------------------------
+
+
+def list_trainable_variables():
+    models = tf.nest.flatten(train.model)
+    return [variable for model in models for variable in model.trainable_variables]
+
+
+def list_gradients(results):
+    """Return the gradients in the results of `compute_gradients`, or [] if it has others, too."""
+    return tf.nest.flatten(results[1]) if len(results) == 2 else []
+
+
+def check_gradients():
+    """Check that all trainable variables get a gradient."""
+    batch = create_training_state()
+    if not has_compute_gradients(batch):
+        return
+    compute = tf.GradientTape.gradient
+
+    def compute_or_none(*args, unconnected_gradients=None, **kwargs):
+        """Return None, not zeros, for variables without a path to the loss."""
+        return compute(*args, **kwargs)
+
+    # In a graph, as in a run: there, both branches of tf.cond count.
+    with replace(tf.GradientTape, "gradient", compute_or_none):
+        function = tf.function(train.compute_gradients).get_concrete_function(batch)
+    results = function.structured_outputs
+    gradients = list_gradients(results)
+    variables = list_trainable_variables()
+    if len(gradients) != len(variables):
+        return  # an edited compute_gradients
+    pairs = zip(variables, gradients, strict=True)
+    untrained = [variable for variable, gradient in pairs if gradient is None]
+    idle = find_idle(untrained, function.graph, results[0])
+    idle_ids = set(map(id, idle))
+    paths = [variable.path for variable in untrained if id(variable) not in idle_ids]
+    if paths:
+        yield (
+            f"these variables get no gradient, so they are never trained: {list_first(paths)}; use "
+            "their layer, look for what cuts the loss off (stop_gradient, tf.argmax, a cast to "
+            "integers), or set trainable=False"
+        )
+    if idle:
+        yield Hint(
+            "the loss doesn't depend on these variables, so they are never trained: "
+            f"{list_first([variable.path for variable in idle])}; if that is not intended, use "
+            "the output of their layer"
+        )
+
+
+def find_idle(variables, graph, loss):
+    """Return the variables that a graph reads, but from which it doesn't compute the loss.
+
+    They belong to an output of a layer that the loss doesn't use, such as the pooled one of BERT.
+    """
+    reads = {id(outer): inner.name for outer, inner in graph.captures}
+    names = {tensor.name for tensor in list_sources(loss)}
+    idle = []
+    for variable in variables:
+        name = reads.get(id(variable.value.handle))
+        if name and name not in names:
+            idle.append(variable)
+    return idle
+
+
+def list_sources(tensors):
+    """Return all tensors of a graph from which some tensors are computed."""
+    sources = {}
+    pending = flatten_tensors(tensors)
+    while pending:
+        tensor = pending.pop()
+        if tensor.name not in sources:
+            sources[tensor.name] = tensor
+            pending += tensor.op.inputs
+    return list(sources.values())
+
+
+def check_step_randomness():
+    """Check that random numbers of a step come from variables of the model."""
+    batch = create_training_state()
+    if not has_compute_gradients(batch):
+        return
+    results = []
+    for _ in range(2):
+        with restore_variables(train.model):
+            tensors = flatten_tensors(train.compute_gradients(batch))
+            results.append([tf.convert_to_tensor(x) for x in tensors])  # not tf.IndexedSlices
+    if is_close(*results):
+        return
+    features, _, _ = batch
+    if is_plain_model(batch) and has_hidden_randomness(features):
+        return  # its own check reports it
+    yield (
+        "compute_gradients or a model draws random numbers that no checkpoint contains (tf.random, "
+        "np.random?), so a killed run can't resume bit-identical; draw from `seeds` in "
+        "`preprocess`, or by keras.random with a keras.random.SeedGenerator of a layer"
+    )
+
+
+def check_slices():
+    """Check that no optimizer gets a gradient in which an index may occur twice."""
+    batch = create_training_state()
+    paths = []
+    models = tf.nest.flatten(train.model)
+    for model, optimizer in zip(models, tf.nest.flatten(train.optimizer), strict=True):
+        if optimizer:
+            optimizer.build(model.trainable_variables)
+            record_slices(optimizer, paths)
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    train.train_step(batch)
+    # {% else %}
+    tf.function(train.train_step)(batch)  # in a graph, as in a run
+    # {% endif %}
+    if paths:
+        yield (
+            f"an optimizer gets the gradients of {list_first(paths)} as tf.IndexedSlices. Keras's "
+            "Adam squares each slice instead of the sum of those with one index; call `update` of "
+            "train.py, or sum them with tf.convert_to_tensor"
+        )
+
+
+def record_slices(optimizer, paths):
+    """Make an optimizer add the paths of variables to a list if their gradients are slices."""
+    apply = optimizer.apply
+
+    def record_and_apply(gradients, variables=None):
+        gradients = list(gradients)
+        for variable, gradient in zip(variables or [], gradients, strict=False):
+            if isinstance(gradient, tf.IndexedSlices) and may_repeat(gradient.indices):
+                paths.append(variable.path)
+        return apply(gradients, variables)
+
+    optimizer.apply = record_and_apply
+
+
+def may_repeat(indices):
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    """Return whether an index occurs twice."""
+    return len(set(indices.numpy())) < len(indices)
+    # {% else %}
+    """Return whether an index may occur twice. In the sum over replicas it always may."""
+    return True
+    # {% endif %}
+
+
+# ----------------------------------------------------------------------------------------------
+# create_serving_function
+# ----------------------------------------------------------------------------------------------
+
+
+def check_serving_function():
+    """Check that the function can be traced, and its lookup tables exist when it is exported."""
+    create_training_state()
+    models = tf.nest.flatten(train.model)
+    example = next(iter(fetch_batches(read_examples(2).batch(1))))
+    archive = keras.export.ExportArchive()
+    try:
+        archive.add_endpoint("serve", train.create_serving_function(models, example))
+        for each in gc.get_objects():
+            if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
+                archive.track(each)
+        with tempfile.TemporaryDirectory() as folder:
+            archive.write_out(folder, verbose=False)
+    except Exception as error:  # others are found by the test of the export
+        if re.search("untracked|not reachable from root", str(error)):
+            yield (
+                "uses a lookup table or another resource that can't be exported, because it was "
+                "created in the function; create it once, such as in a function with "
+                "@functools.cache"
+            )
