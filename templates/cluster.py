@@ -48,8 +48,6 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    per_replica = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(numbers, "int64")
-    )
+    per_replica = strategy.run(lambda: tf.constant(numbers, "int64"))
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same

@@ -30,5 +30,5 @@ def create_batch(examples, size, training, places):
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     weight = tf.cast(position < size, "float32")
     if sample_weight is not None:
-        weight *= sample_weight
+        weight *= sample_weight  # [batch]: put weights of tokens or pixels among the labels
     return features, labels, weight

@@ -35,9 +35,12 @@ def find_run():
 
 def check_run(names):
     # {% if cookiecutter.__size == "essential" %}
-    """Raise WrongInput if one of these settings of the run has changed."""
+    """Raise WrongInput if one of these settings of the run has changed. Use the run's --seed."""
     # {% else %}
-    """Raise WrongInput if a setting has changed, or RunFinished after the last step of the run."""
+    """Raise WrongInput if one of these settings of the run has changed. Use the run's --seed.
+
+    Raise RunFinished after the last step of the run.
+    """
     # {% endif %}
     before = read_file("config.json")
     now = describe_run()
@@ -47,6 +50,7 @@ def check_run(names):
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
+    config.seed = before["seed"]  # in evaluation: hooks may draw constants
     # {% if cookiecutter.__size == "parameter_server" %}
     if config.mode != "train":
         return

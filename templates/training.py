@@ -1,6 +1,5 @@
 def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
-    iterator, _ = train_set
     # {% if cookiecutter.__size == "parameter_server" %}
     on_signals(request_stop)
     # {% else %}
@@ -11,7 +10,7 @@ def train_epochs(train_set, validation_set):
     while state.step < config.last_step:
         first_step = state.step
         last_step = end_of_next_loop(first_step)
-        trained = train(iterator, last_step - first_step)
+        trained = train(train_set[0], last_step - first_step)
         # {% if cookiecutter.__size != "parameter_server" %}
         state.step = last_step
         # {% endif %}
@@ -66,7 +65,7 @@ def finish_epoch(validation_set, trained):
     if trained:  # not when resumed here: a kill while the same files are written would corrupt them
         save("last")
     state.history.append(log("validation", validated))
-    print_epoch(validated, trained, "*" if is_best else " ")
+    print_epoch(validated, trained, is_best)
     # {% if cookiecutter.__size != "parameter_server" %}
     sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
     # {% endif %}

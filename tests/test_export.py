@@ -161,6 +161,21 @@ def test_export_errors_are_reported_at_startup(
     assert written <= set(os.listdir(run_dir / "export"))
     if what == "a SavedModel":
         assert "saved_model.pb" not in os.listdir(run_dir / "export")
+    else:
+        assert "is finished" in train(script, *ONE_EPOCH)
+
+
+@pytest.mark.long
+def test_finished_run_exports_when_its_serving_function_is_repaired(complete_script, tmp_path):
+    run_dir = tmp_path / "run"
+    train(write_variant(complete_script, tmp_path, SMALL_IMAGES, SERVES_OTHER_SHAPES), *ONE_EPOCH)
+    tested = read_numbers(run_dir)[-1]
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES)
+    output = train(script, *ONE_EPOCH)
+    assert "resumed at step" in output
+    assert "export: " not in output
+    assert (run_dir / "export" / "saved_model.pb").exists()
+    assert read_numbers(run_dir)[-1] == tested
     assert "is finished" in train(script, *ONE_EPOCH)
 
 

@@ -82,7 +82,7 @@ def create_loss_objects(strategy):
 def create_metrics(strategy):
     # {% include "docstrings/create_metrics.txt" %}
     with strategy.scope():
-        return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
+        return [[keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3)]
 """
 
 README = """\

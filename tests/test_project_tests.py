@@ -187,7 +187,7 @@ def use_metrics(*expressions):
     return f"""
 def create_metrics(strategy):
     with strategy.scope():
-        return tuple([{", ".join(expressions)}] for _ in range(3))
+        return [[{", ".join(expressions)}] for _ in range(3)]
 """
 
 
@@ -305,6 +305,18 @@ class Noise(keras.layers.Layer):
 {end_model_with("Noise()", "keras.layers.Dense(10)")}
 """
 
+# The numbers have no effect while the scale is 0.
+LATER_NOISE = f"""
+class Noise(keras.layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(initializer="zeros", trainable=False, name="scale")
+
+    def call(self, inputs, training=False):
+        return inputs + self.scale * tf.random.normal(tf.shape(inputs)) if training else inputs
+
+{end_model_with("Noise()", "keras.layers.Dense(10)")}
+"""
+
 COUNTS_IN_PYTHON = f"""
 class Decay(keras.layers.Layer):
     count = 0
@@ -342,7 +354,7 @@ def create_model_and_optimizer(strategy):
 
 METRICS_OUTSIDE = f"""
 def create_metrics(strategy):
-    return tuple([{ACCURACY}] for _ in range(3))
+    return [[{ACCURACY}] for _ in range(3)]
 """
 
 UPDATE_WITH_SLICES = """
@@ -878,6 +890,11 @@ def create_model_and_optimizer(original, strategy):
         "train_step",
         ["compute_gradients or a model draws random numbers that no checkpoint contains"],
     ),
+    "random-numbers-without-an-effect-at-first": (
+        LATER_NOISE,
+        "train_step",
+        ["compute_gradients or a model draws random numbers that no checkpoint contains"],
+    ),
     "exception": (
         return_batch(before="images = tf.reshape(images, [-1, 7])"),
         "preprocess",
@@ -1010,6 +1027,17 @@ class Times(keras.layers.Layer):
 """
     return layer + end_model_with("keras.layers.Dense(10)", "Times(2.0)")
 
+
+RANDOM_CONSTANT = """
+@keras.saving.register_keras_serializable()
+class Mask(keras.layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mask = np.random.uniform(size=10).astype("float32")
+
+    def call(self, inputs):
+        return self.mask * inputs
+""" + end_model_with("keras.layers.Dense(10)", "Mask()")
 
 # The first lines of TensorFlow's message are a heading and a traceback.
 SERVES_A_MISSING_EXAMPLE = """
@@ -1290,6 +1318,11 @@ def end_epoch(history):
             "different values",
             "get_config omits an argument",
         ],
+    ),
+    "random-constant-outside-of-variables": (
+        RANDOM_CONSTANT,
+        EXPORT,
+        ["predict different values", "a random constant outside its variables"],
     ),
     "serving-function-that-fails": (
         SERVES_A_MISSING_EXAMPLE,
@@ -1645,6 +1678,18 @@ NAN_METRIC = use_metrics(
     'keras.metrics.MeanMetricWrapper(lambda labels, x: x[:, 0] * math.nan, name="nothing")'
 )
 
+# Its weights are drawn when the metrics are created, before the model.
+NETWORK_METRIC = """
+class Distance(keras.metrics.Mean):
+    def __init__(self):
+        super().__init__(name="distance")
+        self.encoder = keras.Sequential([keras.Input([10]), keras.layers.Dense(4)])
+
+    def update_state(self, labels, predictions, sample_weight=None):
+        codes = tf.reduce_sum(tf.abs(self.encoder(predictions)), axis=-1)
+        return super().update_state(codes, sample_weight)
+""" + use_metrics("Distance()")
+
 READS_THE_LOG = """
 def end_epoch(history):
     lines = run_path("metrics.jsonl").read_text().splitlines()
@@ -1921,6 +1966,7 @@ CORRECT = {
     "other arguments": (OTHER_ARGUMENTS, f"{CONTRACT} or {REPLICAS} or {EXPORT}"),
     "named elements": (NAMED_ELEMENTS, CONTRACT),
     "a metric that is NaN": (NAN_METRIC, f"{CONTRACT} or {REPLICAS} or {KILLED}"),
+    "a metric with a network": (NETWORK_METRIC, f"{CONTRACT} or {EVALUATION}"),
     "reads the log": (READS_THE_LOG, CONTRACT),
     "texts and a Lambda layer": (TEXTS, f"{CONTRACT} or {EXPORT}"),
     "a loss that starts later": (LATE_LOSS, CONTRACT),

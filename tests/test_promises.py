@@ -178,7 +178,7 @@ RESUME = {
         KILLED_ESSENTIAL,
     ),
     "evaluation changes no random state": Break(
-        "    with keras.StatelessScope():  # otherwise random layers would change their seeds\n",
+        "    with keras.StatelessScope():\n",
         "    if True:\n",
         "resume.py::test_model_that_draws_in_evaluation_resumes_bit_identical[essential]",
     ),

@@ -64,6 +64,30 @@ def assert_evaluation_repeats_the_test(run_dir, expected, *flags):
     assert find_result(output) == find_result(expected_output)
 
 
+# Each start creates the mask again.
+RANDOM_MASK = """
+class Mask(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.mask = np.random.uniform(size=10).astype("float32")
+
+    def call(self, inputs):
+        return self.mask * inputs
+""" + replace_image_model("keras.layers.Flatten()", "keras.layers.Dense(10)", "Mask()")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["essential", *(pytest.param(kind, marks=LONG) for kind in ("complete", "parameter_server"))],
+)
+def test_evaluation_draws_the_constants_of_the_run(kind, scripts, server_script, tmp_path):
+    original = {**scripts, "parameter_server": server_script}[kind]
+    script = write_variant(original, tmp_path, SMALL_IMAGES, RANDOM_MASK)
+    flags = ("--global-batch-size", "16", "--epochs", "1")
+    output = train(script, *flags, "--seed", "5")
+    assert find_result(train(script, "--mode", "evaluate", *flags)) == find_result(output)
+
+
 def assert_exports_agree(run_dir):
     """Assert that the SavedModel and model.keras predict the same."""
     saved_model, keras_model = query("runs.predict_first_examples", run_dir)

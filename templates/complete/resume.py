@@ -33,7 +33,8 @@ def find_run():
     if config.mode == "evaluate":
         checkpoint = run_on_chief(find_checkpoint, config.export)
         # Otherwise the test split may have examples that the model was trained on.
-        run_on_chief(check_settings, ["train_data"])
+        # Hooks may draw constants.
+        config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
         return checkpoint
     checkpoint = run_on_chief(find_checkpoint, "last")
     if checkpoint:
@@ -81,7 +82,7 @@ def check_end(last_line, before):
         before.get(name, getattr(Config, name)) == getattr(config, name)
         for name in "epochs patience export".split()
     )
-    if is_same_end and run_path("export").exists() and last_line["split"] == "test":
+    if is_same_end and run_path("export/saved_model.pb").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
             "more --epochs would continue it, unless its schedule or warm-up depends on them"
@@ -93,7 +94,11 @@ def check_edits():
     record = run_path("train.py")
     before = read_definitions(record)
     now = read_definitions(Path(__file__))
-    edits = [name for name in now | before if now.get(name) != before.get(name)]
+    edits = [
+        name
+        for name in now | before
+        if now.get(name) != before.get(name) and name != "create_serving_function"
+    ]
     if before and edits:  # without a copy, or with a corrupt one, there is nothing to compare
         raise WrongInput(
             f"train.py was edited since the last start of {config.run_dir}: {', '.join(edits)}; "

@@ -1,13 +1,12 @@
 def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
-    iterator, _ = train_set
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
         first_step = state.step
         last_step = end_of_next_loop(first_step)
         set_profiling(is_profiled(first_step, last_step))
-        trained = train(iterator, last_step - first_step)
+        trained = train(train_set[0], last_step - first_step)
         state.step = last_step
         with ending_lock:  # a signal waits until the snapshot's loop is logged
             is_finite = math.isfinite(trained["loss"]) and take_snapshot()
@@ -89,7 +88,7 @@ def finish_epoch(validation_set, trained):
     # From here on, the history contains this validation.
     validation = log("validation", validated)
     state.history.append(validation)
-    print_epoch(validated, trained, "*" if is_best else " ")
+    print_epoch(validated, trained, is_best)
     epochs_since_best = validation["epoch"] - min(state.history, key=score)["epoch"]
     wait_for_write()
     sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints

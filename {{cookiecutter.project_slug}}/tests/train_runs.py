@@ -180,10 +180,13 @@ def compute_checksum(value):
 
 
 def restore_best(run_dir):
-    """Create the model with the weights of a run's best checkpoint."""
+    """Create the model with the weights of a run's best checkpoint, the loss and the metrics."""
     train.config.run_dir = run_dir  # hooks may read files of it
     train.adapted.update(json.loads(Path(run_dir, "adapted.json").read_text("utf-8")))
     set_globals(choose_batch_size())
+    # In the order of a run, since each hook may draw random numbers.
+    train.loss_object = train.create_loss_objects(train.strategy)
+    _, _, train.test_metrics = train.create_metrics(train.strategy)
     train.model, train.optimizer = train.create_model_and_optimizer(train.strategy)
     models = tf.nest.flatten(train.model)
     values = [variable.value for model in models for variable in model.variables]
@@ -238,8 +241,6 @@ def evaluate(run_dir):
     """
     cut_datasets()
     restore_best(run_dir)
-    train.loss_object = train.create_loss_objects(train.strategy)
-    _, _, train.test_metrics = train.create_metrics(train.strategy)
     size = choose_evaluation_size()
     restore_best(run_dir)  # again: calls may have changed the seeds of random layers
     sums = [train.test_step(batch) for _, batch in read_test_split(size)]
@@ -310,7 +311,8 @@ def find_draws():
     if not agree(serve(*arguments), serve(*arguments)):
         yield (
             "create_serving_function: predictions of the SavedModel differ from call to call; if "
-            "that is not intended, pass training=False to the models"
+            "that is not intended, pass training=False to the models, and look for a layer that "
+            "draws all the same"
         )
 
 
@@ -413,7 +415,8 @@ def check_export(compare, folder):
         lines = [line.strip() for line in str(error).splitlines() if "ifference" in line]
         return "create_model_and_optimizer", (
             "and the best checkpoint predict different values. Look for a layer whose get_config "
-            "omits an argument, or that keeps state outside its variables. " + "; ".join(lines)
+            "omits an argument, or that keeps state or a random constant outside its variables. "
+            + "; ".join(lines)
         )
     except Exception as error:  # hooks can raise any type
         hook, hint = LOADING_HINTS[compare]

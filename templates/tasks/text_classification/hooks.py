@@ -121,4 +121,4 @@ def create_metrics(strategy):
     # {% include "docstrings/create_metrics.txt" %}
     with strategy.scope():
         # TODO(you): your metrics, each with a different name.
-        return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
+        return [[keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3)]

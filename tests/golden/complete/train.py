@@ -184,7 +184,7 @@ class Config:
     workers: int = 1
     train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
-    last_step: int = 1
+    last_step: int = 1  # steps of the run, as for a schedule
 
 
 config = Config()
@@ -280,11 +280,12 @@ def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
     A model that is not trained, such as a teacher, has None as its optimizer. The models of a tuple
-    share no layers: to export a part of a model, edit `create_serving_function`. Create all layers
-    and variables inside `strategy.scope()`, which places them on the devices. Create initializers
-    here, too: --seed has no effect on those that exist before. For model.keras, your own classes
-    need @keras.saving.register_keras_serializable(), a get_config, and a build that creates
-    variables.
+    share no layers: to export a part of a model, edit `create_serving_function`. Networks with one
+    optimizer have to be one model. Create all layers and variables inside `strategy.scope()`, which
+    places them on the devices. Create initializers here, too: --seed has no effect on those that
+    exist before. For model.keras, your own classes need
+    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables.
+    Keep a random constant, such as a mask, in an add_weight with trainable=False.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -317,7 +318,7 @@ def create_metrics(strategy):
     """Return three lists: the metrics of the train, validation and test split."""
     with strategy.scope():
         # TODO(you): your metrics, each with a different name.
-        return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
+        return [[keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3)]
 
 
 def compute_losses(labels, predictions):
@@ -451,7 +452,8 @@ def evaluation_step(batch, metrics):
     # TODO(you): the same changes as in compute_gradients. If `training` means another thing than
     # to switch random layers and BatchNormalization, such as a flow's direction, pass it here, too.
     features, labels, sample_weight = batch
-    with keras.StatelessScope():  # otherwise random layers would change their seeds
+    # Otherwise, a layer that draws would change its seed. So it draws the same for each batch.
+    with keras.StatelessScope():
         predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
     losses = compute_losses(labels, predictions)
@@ -742,9 +744,7 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    per_replica = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(numbers, "int64")
-    )
+    per_replica = strategy.run(lambda: tf.constant(numbers, "int64"))
     total = strategy.reduce("SUM", per_replica, axis=None).numpy()
     return total * config.workers // config.replicas  # each worker's replicas have the same
 
@@ -1142,7 +1142,7 @@ def create_batch(examples, size, training, places):
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     weight = tf.cast(position < size, "float32")
     if sample_weight is not None:
-        weight *= sample_weight
+        weight *= sample_weight  # [batch]: put weights of tokens or pixels among the labels
     return features, labels, weight
 
 
@@ -1836,7 +1836,8 @@ def find_run():
     if config.mode == "evaluate":
         checkpoint = run_on_chief(find_checkpoint, config.export)
         # Otherwise the test split may have examples that the model was trained on.
-        run_on_chief(check_settings, ["train_data"])
+        # Hooks may draw constants.
+        config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
         return checkpoint
     checkpoint = run_on_chief(find_checkpoint, "last")
     if checkpoint:
@@ -1879,7 +1880,7 @@ def check_end(last_line, before):
         before.get(name, getattr(Config, name)) == getattr(config, name)
         for name in "epochs patience export".split()
     )
-    if is_same_end and run_path("export").exists() and last_line["split"] == "test":
+    if is_same_end and run_path("export/saved_model.pb").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
             "more --epochs would continue it, unless its schedule or warm-up depends on them"
@@ -1891,7 +1892,11 @@ def check_edits():
     record = run_path("train.py")
     before = read_definitions(record)
     now = read_definitions(Path(__file__))
-    edits = [name for name in now | before if now.get(name) != before.get(name)]
+    edits = [
+        name
+        for name in now | before
+        if now.get(name) != before.get(name) and name != "create_serving_function"
+    ]
     if before and edits:  # without a copy, or with a corrupt one, there is nothing to compare
         raise WrongInput(
             f"train.py was edited since the last start of {config.run_dir}: {', '.join(edits)}; "
@@ -1996,7 +2001,7 @@ def report_export_errors(form):
     try:
         yield
     except Exception as error:  # hooks can raise any type
-        if re.search("No space left|quota exceeded", str(error)):
+        if re.search("No space left|quota exceeded", f"{error}"):
             raise
         print_status(f"export: the model can't be written as {form}: {get_reason(error)}")
 
@@ -2118,14 +2123,13 @@ def is_checkpoint_due(first_step):
 
 def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
-    iterator, _ = train_set
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
         first_step = state.step
         last_step = end_of_next_loop(first_step)
         set_profiling(is_profiled(first_step, last_step))
-        trained = train(iterator, last_step - first_step)
+        trained = train(train_set[0], last_step - first_step)
         state.step = last_step
         with ending_lock:  # a signal waits until the snapshot's loop is logged
             is_finite = math.isfinite(trained["loss"]) and take_snapshot()
@@ -2207,7 +2211,7 @@ def finish_epoch(validation_set, trained):
     # From here on, the history contains this validation.
     validation = log("validation", validated)
     state.history.append(validation)
-    print_epoch(validated, trained, "*" if is_best else " ")
+    print_epoch(validated, trained, is_best)
     epochs_since_best = validation["epoch"] - min(state.history, key=score)["epoch"]
     wait_for_write()
     sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints
@@ -2217,13 +2221,10 @@ def finish_epoch(validation_set, trained):
     take_snapshot()  # with what `end_epoch` has changed
 
 
-def print_epoch(validated, trained, mark):
-    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit.
-
-    `mark` is "*" if the epoch is the best one so far, and " " otherwise.
-    """
+def print_epoch(validated, trained, is_best):
+    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
     epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
-    line = f"epoch {epoch} {mark}  validation {format_metrics(validated)}"
+    line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
     if trained and len(longer) < shutil.get_terminal_size((1000, 0)).columns:
         line = longer

@@ -119,7 +119,7 @@ class Config:
     servers: int = 0  # 0 without a cluster
     train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
-    last_step: int = 1
+    last_step: int = 1  # steps of the run, as for a schedule
 
 
 config = Config()
@@ -209,11 +209,12 @@ def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
     A model that is not trained, such as a teacher, has None as its optimizer. The models of a tuple
-    share no layers: to export a part of a model, edit `create_serving_function`. Create all layers
-    and variables inside `strategy.scope()`, which places them on the devices. Create initializers
-    here, too: --seed has no effect on those that exist before. For model.keras, your own classes
-    need @keras.saving.register_keras_serializable(), a get_config, and a build that creates
-    variables.
+    share no layers: to export a part of a model, edit `create_serving_function`. Networks with one
+    optimizer have to be one model. Create all layers and variables inside `strategy.scope()`, which
+    places them on the devices. Create initializers here, too: --seed has no effect on those that
+    exist before. For model.keras, your own classes need
+    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables.
+    Keep a random constant, such as a mask, in an add_weight with trainable=False.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -246,7 +247,7 @@ def create_metrics(strategy):
     """Return three lists: the metrics of the train, validation and test split."""
     with strategy.scope():
         # TODO(you): your metrics, each with a different name.
-        return tuple([keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3))
+        return [[keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3)]
 
 
 def compute_losses(labels, predictions):
@@ -379,7 +380,8 @@ def evaluation_step(batch, metrics):
     # TODO(you): the same changes as in compute_gradients. If `training` means another thing than
     # to switch random layers and BatchNormalization, such as a flow's direction, pass it here, too.
     features, labels, sample_weight = batch
-    with keras.StatelessScope():  # otherwise random layers would change their seeds
+    # Otherwise, a layer that draws would change its seed. So it draws the same for each batch.
+    with keras.StatelessScope():
         predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
     losses = compute_losses(labels, predictions)
@@ -1020,7 +1022,7 @@ def create_batch(examples, size, training, places):
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     weight = tf.cast(position < size, "float32")
     if sample_weight is not None:
-        weight *= sample_weight
+        weight *= sample_weight  # [batch]: put weights of tokens or pixels among the labels
     return features, labels, weight
 
 
@@ -1313,7 +1315,10 @@ def find_run():
 
 
 def check_run(names):
-    """Raise WrongInput if a setting has changed, or RunFinished after the last step of the run."""
+    """Raise WrongInput if one of these settings of the run has changed. Use the run's --seed.
+
+    Raise RunFinished after the last step of the run.
+    """
     before = read_file("config.json")
     now = describe_run()
     for name in names:
@@ -1322,6 +1327,7 @@ def check_run(names):
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
+    config.seed = before["seed"]  # in evaluation: hooks may draw constants
     if config.mode != "train":
         return
     lines = read_file("metrics.jsonl", parse_log)
@@ -1449,14 +1455,13 @@ def is_checkpoint_due(first_step):
 
 def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
-    iterator, _ = train_set
     on_signals(request_stop)
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
         first_step = state.step
         last_step = end_of_next_loop(first_step)
-        trained = train(iterator, last_step - first_step)
+        trained = train(train_set[0], last_step - first_step)
         check_finite(trained["loss"])
         log("train", {**trained, **read_learning_rates()})
         print_progress(trained)
@@ -1496,19 +1501,16 @@ def finish_epoch(validation_set, trained):
     if trained:  # not when resumed here: a kill while the same files are written would corrupt them
         save("last")
     state.history.append(log("validation", validated))
-    print_epoch(validated, trained, "*" if is_best else " ")
+    print_epoch(validated, trained, is_best)
     if end_epoch(state.history):
         config.last_step = state.step
         print_status(f"stopped at step {state.step} by `end_epoch`")
 
 
-def print_epoch(validated, trained, mark):
-    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit.
-
-    `mark` is "*" if the epoch is the best one so far, and " " otherwise.
-    """
+def print_epoch(validated, trained, is_best):
+    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
     epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
-    line = f"epoch {epoch} {mark}  validation {format_metrics(validated)}"
+    line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
     longer = f"{line}  train {format_metrics(trained)}"
     if trained and len(longer) < shutil.get_terminal_size((1000, 0)).columns:
         line = longer
