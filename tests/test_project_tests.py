@@ -742,7 +742,7 @@ def preprocess(batch, seeds, training):
     "unbuilt-model": (
         PLAIN_MODEL.replace("keras.Input([8, 8, 1]),", ""),
         "create_model_and_optimizer",
-        ["returns a model that isn't built; add keras.Input"],
+        ["sequential isn't built; add keras.Input"],
     ),
     "vector-for-a-metric": (
         VECTOR_METRIC,

@@ -31,8 +31,9 @@ def check_model():
         )
         return
     models, optimizers = map(tf.nest.flatten, created)
-    if not all(model.built for model in models):
-        yield "returns a model that isn't built; add keras.Input, or call the model"
+    unbuilt = [model.name for model in models if not model.built]
+    if unbuilt:
+        yield f"{list_first(unbuilt)} isn't built; add keras.Input, or call the model"
         return
     yield from check_scope("the model", models)
     yield from check_tracking(models)
