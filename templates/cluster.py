@@ -48,6 +48,8 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    per_replica = strategy.run(lambda: tf.constant(numbers, "int64"))
-    total = strategy.reduce("SUM", per_replica, axis=None).numpy()
-    return total * config.workers // config.replicas  # each worker's replicas have the same
+    copies = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(numbers, "int64")
+    )
+    # The replicas of a worker have the same numbers.
+    return strategy.reduce("SUM", copies, axis=None).numpy() * config.workers // config.replicas

@@ -7,12 +7,11 @@ def share_random_numbers():
     """
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    names = """
-        stateless_random_uniform_v2
-        stateless_random_uniform_int_v2
-        stateless_random_normal_v2
-    """.split()
-    for name in names:
+    for name in (
+        "stateless_random_uniform_v2",
+        "stateless_random_uniform_int_v2",
+        "stateless_random_normal_v2",
+    ):
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
         setattr(operations, name, functools.partial(draw_part, draw))
 

@@ -576,9 +576,11 @@ def sum_over_workers(numbers):
     """Return the sum of the int64 numbers of all workers, once each worker has called this."""
     if config.workers == 1:
         return numbers
-    per_replica = strategy.run(lambda: tf.constant(numbers, "int64"))
-    total = strategy.reduce("SUM", per_replica, axis=None).numpy()
-    return total * config.workers // config.replicas  # each worker's replicas have the same
+    copies = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(numbers, "int64")
+    )
+    # The replicas of a worker have the same numbers.
+    return strategy.reduce("SUM", copies, axis=None).numpy() * config.workers // config.replicas
 
 
 def find_device_kind():
@@ -998,12 +1000,11 @@ def share_random_numbers():
     """
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    names = """
-        stateless_random_uniform_v2
-        stateless_random_uniform_int_v2
-        stateless_random_normal_v2
-    """.split()
-    for name in names:
+    for name in (
+        "stateless_random_uniform_v2",
+        "stateless_random_uniform_int_v2",
+        "stateless_random_normal_v2",
+    ):
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
         setattr(operations, name, functools.partial(draw_part, draw))
 
