@@ -51,5 +51,5 @@ def sum_over_workers(numbers):
     copies = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(numbers, "int64")
     )
-    # The replicas of a worker have the same numbers.
+    # Each of a worker's replicas has added the same numbers.
     return strategy.reduce("SUM", copies, axis=None).numpy() * config.workers // config.replicas

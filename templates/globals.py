@@ -137,7 +137,7 @@ class Config:
     # {% endif %}
     train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
-    last_step: int = 1  # steps of the run, as for a schedule
+    last_step: int = 1  # the number of steps of the whole run, for a schedule say
 
 
 config = Config()

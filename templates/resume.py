@@ -35,9 +35,9 @@ def find_run():
 
 def check_run(names):
     # {% if cookiecutter.__size == "essential" %}
-    """Raise WrongInput if one of these settings of the run has changed. Use the run's --seed."""
+    """Set `config.seed` to the run's. Raise WrongInput if one of these settings has changed."""
     # {% else %}
-    """Raise WrongInput if one of these settings of the run has changed. Use the run's --seed.
+    """Set `config.seed` to the run's. Raise WrongInput if one of these settings has changed.
 
     Raise RunFinished after the last step of the run.
     """
@@ -50,7 +50,8 @@ def check_run(names):
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
-    config.seed = before["seed"]  # in evaluation: hooks may draw constants
+    # In evaluation, too, hooks must draw the constants that the model was trained with.
+    config.seed = before["seed"]
     # {% if cookiecutter.__size == "parameter_server" %}
     if config.mode != "train":
         return

@@ -47,7 +47,8 @@ def evaluation_step(batch, metrics):
     # TODO(you): the same changes as in compute_gradients. If `training` means another thing than
     # to switch random layers and BatchNormalization, such as a flow's direction, pass it here, too.
     features, labels, sample_weight = batch
-    # Otherwise, a layer that draws would change its seed. So it draws the same for each batch.
+    # Without this scope, random layers would change their seeds. With it, a layer that draws in
+    # evaluation draws the same numbers for each batch.
     with keras.StatelessScope():
         predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)

@@ -1,5 +1,6 @@
 def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
+    iterator, _ = train_set
     # {% if cookiecutter.__size == "parameter_server" %}
     on_signals(request_stop)
     # {% else %}
@@ -10,7 +11,7 @@ def train_epochs(train_set, validation_set):
     while state.step < config.last_step:
         first_step = state.step
         last_step = end_of_next_loop(first_step)
-        trained = train(train_set[0], last_step - first_step)
+        trained = train(iterator, last_step - first_step)
         # {% if cookiecutter.__size != "parameter_server" %}
         state.step = last_step
         # {% endif %}

@@ -33,7 +33,7 @@ def find_run():
     if config.mode == "evaluate":
         checkpoint = run_on_chief(find_checkpoint, config.export)
         # Otherwise the test split may have examples that the model was trained on.
-        # Hooks may draw constants.
+        # Hooks must draw the constants that the model was trained with.
         config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
         return checkpoint
     checkpoint = run_on_chief(find_checkpoint, "last")
@@ -72,7 +72,10 @@ def check_settings(names):
 
 
 def check_end(last_line, before):
-    """Raise RunFinished if the run is finished, or WrongInput if it is past --epochs."""
+    """Raise RunFinished if the run is finished, or WrongInput if it is past --epochs.
+
+    Without a SavedModel, the run isn't finished: it is exported again.
+    """
     if last_line["step"] > config.last_step:
         raise WrongInput(
             f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
@@ -94,7 +97,7 @@ def check_edits():
     record = run_path("train.py")
     before = read_definitions(record)
     now = read_definitions(Path(__file__))
-    edits = [
+    edits = [  # a repaired create_serving_function doesn't change the training
         name
         for name in now | before
         if now.get(name) != before.get(name) and name != "create_serving_function"

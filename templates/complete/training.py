@@ -1,12 +1,13 @@
 def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
+    iterator, _ = train_set
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
         first_step = state.step
         last_step = end_of_next_loop(first_step)
         set_profiling(is_profiled(first_step, last_step))
-        trained = train(train_set[0], last_step - first_step)
+        trained = train(iterator, last_step - first_step)
         state.step = last_step
         with ending_lock:  # a signal waits until the snapshot's loop is logged
             is_finite = math.isfinite(trained["loss"]) and take_snapshot()

@@ -232,7 +232,7 @@ def check_step_randomness():
 
 
 def has_stateful_draws(batch):
-    """Return whether `compute_gradients` has operations such as tf.random.uniform's."""
+    """Return whether `compute_gradients` draws from a hidden state, as tf.random.uniform does."""
     graph = tf.function(train.compute_gradients).get_concrete_function(batch).graph.as_graph_def()
     nodes = list(graph.node)
     for function in graph.library.function:

@@ -312,7 +312,7 @@ def find_draws():
         yield (
             "create_serving_function: predictions of the SavedModel differ from call to call; if "
             "that is not intended, pass training=False to the models, and look for a layer that "
-            "draws all the same"
+            "draws random numbers without regard to it"
         )
 
 

@@ -184,7 +184,7 @@ class Config:
     workers: int = 1
     train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
-    last_step: int = 1  # steps of the run, as for a schedule
+    last_step: int = 1  # the number of steps of the whole run, for a schedule say
 
 
 config = Config()
@@ -280,12 +280,12 @@ def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
     A model that is not trained, such as a teacher, has None as its optimizer. The models of a tuple
-    share no layers: to export a part of a model, edit `create_serving_function`. Networks with one
-    optimizer have to be one model. Create all layers and variables inside `strategy.scope()`, which
-    places them on the devices. Create initializers here, too: --seed has no effect on those that
-    exist before. For model.keras, your own classes need
-    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables.
-    Keep a random constant, such as a mask, in an add_weight with trainable=False.
+    share no layers: to export a part of a model, edit `create_serving_function`. To train several
+    networks with one optimizer, make them one keras.Model. Create all layers and variables inside
+    `strategy.scope()`, which places them on the devices. Create initializers here, too: --seed has
+    no effect on those that exist before. For model.keras, your own classes need
+    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables. A
+    loaded layer draws its random constants again, unless add_weight(trainable=False) holds them.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -452,7 +452,8 @@ def evaluation_step(batch, metrics):
     # TODO(you): the same changes as in compute_gradients. If `training` means another thing than
     # to switch random layers and BatchNormalization, such as a flow's direction, pass it here, too.
     features, labels, sample_weight = batch
-    # Otherwise, a layer that draws would change its seed. So it draws the same for each batch.
+    # Without this scope, random layers would change their seeds. With it, a layer that draws in
+    # evaluation draws the same numbers for each batch.
     with keras.StatelessScope():
         predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
@@ -747,7 +748,7 @@ def sum_over_workers(numbers):
     copies = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(numbers, "int64")
     )
-    # The replicas of a worker have the same numbers.
+    # Each of a worker's replicas has added the same numbers.
     return strategy.reduce("SUM", copies, axis=None).numpy() * config.workers // config.replicas
 
 
@@ -1837,7 +1838,7 @@ def find_run():
     if config.mode == "evaluate":
         checkpoint = run_on_chief(find_checkpoint, config.export)
         # Otherwise the test split may have examples that the model was trained on.
-        # Hooks may draw constants.
+        # Hooks must draw the constants that the model was trained with.
         config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
         return checkpoint
     checkpoint = run_on_chief(find_checkpoint, "last")
@@ -1871,7 +1872,10 @@ def check_settings(names):
 
 
 def check_end(last_line, before):
-    """Raise RunFinished if the run is finished, or WrongInput if it is past --epochs."""
+    """Raise RunFinished if the run is finished, or WrongInput if it is past --epochs.
+
+    Without a SavedModel, the run isn't finished: it is exported again.
+    """
     if last_line["step"] > config.last_step:
         raise WrongInput(
             f"--epochs {config.epochs}: the run is at epoch {last_line['epoch']} already; use more"
@@ -1893,7 +1897,7 @@ def check_edits():
     record = run_path("train.py")
     before = read_definitions(record)
     now = read_definitions(Path(__file__))
-    edits = [
+    edits = [  # a repaired create_serving_function doesn't change the training
         name
         for name in now | before
         if now.get(name) != before.get(name) and name != "create_serving_function"
@@ -2124,13 +2128,14 @@ def is_checkpoint_due(first_step):
 
 def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
+    iterator, _ = train_set
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
         first_step = state.step
         last_step = end_of_next_loop(first_step)
         set_profiling(is_profiled(first_step, last_step))
-        trained = train(train_set[0], last_step - first_step)
+        trained = train(iterator, last_step - first_step)
         state.step = last_step
         with ending_lock:  # a signal waits until the snapshot's loop is logged
             is_finite = math.isfinite(trained["loss"]) and take_snapshot()

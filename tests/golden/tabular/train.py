@@ -126,7 +126,7 @@ class Config:
     workers: int = 1
     train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
-    last_step: int = 1  # steps of the run, as for a schedule
+    last_step: int = 1  # the number of steps of the whole run, for a schedule say
 
 
 config = Config()
@@ -210,12 +210,12 @@ def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
     A model that is not trained, such as a teacher, has None as its optimizer. The models of a tuple
-    share no layers: to export a part of a model, edit `create_serving_function`. Networks with one
-    optimizer have to be one model. Create all layers and variables inside `strategy.scope()`, which
-    places them on the devices. Create initializers here, too: --seed has no effect on those that
-    exist before. For model.keras, your own classes need
-    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables.
-    Keep a random constant, such as a mask, in an add_weight with trainable=False.
+    share no layers: to export a part of a model, edit `create_serving_function`. To train several
+    networks with one optimizer, make them one keras.Model. Create all layers and variables inside
+    `strategy.scope()`, which places them on the devices. Create initializers here, too: --seed has
+    no effect on those that exist before. For model.keras, your own classes need
+    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables. A
+    loaded layer draws its random constants again, unless add_weight(trainable=False) holds them.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -382,7 +382,8 @@ def evaluation_step(batch, metrics):
     # TODO(you): the same changes as in compute_gradients. If `training` means another thing than
     # to switch random layers and BatchNormalization, such as a flow's direction, pass it here, too.
     features, labels, sample_weight = batch
-    # Otherwise, a layer that draws would change its seed. So it draws the same for each batch.
+    # Without this scope, random layers would change their seeds. With it, a layer that draws in
+    # evaluation draws the same numbers for each batch.
     with keras.StatelessScope():
         predictions = model(features, training=False)
     update_metrics(metrics, labels, predictions, sample_weight)
@@ -579,7 +580,7 @@ def sum_over_workers(numbers):
     copies = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(numbers, "int64")
     )
-    # The replicas of a worker have the same numbers.
+    # Each of a worker's replicas has added the same numbers.
     return strategy.reduce("SUM", copies, axis=None).numpy() * config.workers // config.replicas
 
 
@@ -1165,7 +1166,7 @@ def find_run():
 
 
 def check_run(names):
-    """Raise WrongInput if one of these settings of the run has changed. Use the run's --seed."""
+    """Set `config.seed` to the run's. Raise WrongInput if one of these settings has changed."""
     before = read_file("config.json")
     now = describe_run()
     for name in names:
@@ -1174,7 +1175,8 @@ def check_run(names):
                 f"--run-dir {config.run_dir} was started with {name} {before.get(name)}, not "
                 f"{now.get(name)}; use the same, or another --run-dir"
             )
-    config.seed = before["seed"]  # in evaluation: hooks may draw constants
+    # In evaluation, too, hooks must draw the constants that the model was trained with.
+    config.seed = before["seed"]
 
 
 def check_shared(number):
@@ -1332,13 +1334,14 @@ def is_checkpoint_due(first_step):
 
 def train_epochs(train_set, validation_set):
     """Train to the last step, in loops of nearly equal length."""
+    iterator, _ = train_set
     on_signals(lambda *received: signals.append(received))
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
         first_step = state.step
         last_step = end_of_next_loop(first_step)
-        trained = train(train_set[0], last_step - first_step)
+        trained = train(iterator, last_step - first_step)
         state.step = last_step
         check_finite(trained["loss"])
         log("train", {**trained, **read_learning_rates()})
