@@ -110,7 +110,7 @@ class Config:
         None, "stop after this many epochs without a lower score", type=bounded(int)
     )
     recover_from_nan: int = flag(
-        0, "largest number of loops to repeat after a non-finite loss", type=bounded(int, above=-1)
+        0, "largest number of loops to repeat after a non-finite loss", type=bounded(int, -1)
     )
     export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
     init_checkpoint: str | None = flag(

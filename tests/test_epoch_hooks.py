@@ -4,6 +4,7 @@ Each hook here keeps no state of its own: it computes all from the history, whic
 has too. So a run that is killed ends bit-identical.
 """
 
+import itertools
 import json
 
 import pytest
@@ -209,8 +210,10 @@ def create_datasets(original):
 """
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("mode", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("size", "mode"),
+    [*itertools.product(SIZES, ["train", "evaluate"]), ("complete", "continuous_evaluate")],
+)
 def test_changed_training_data_are_rejected(size, mode, scripts, tmp_path):
     flags = ("--epochs", "1", "--global-batch-size", "16")
     script = write_variant(scripts[size], tmp_path, SMALL_IMAGES)

@@ -88,6 +88,16 @@ def test_evaluation_draws_the_constants_of_the_run(kind, scripts, server_script,
     assert find_result(train(script, "--mode", "evaluate", *flags)) == find_result(output)
 
 
+def test_continuous_evaluation_draws_the_constants_of_the_run(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, RANDOM_MASK)
+    flags = ("--global-batch-size", "16", "--epochs", "1")
+    train(script, *flags, "--seed", "5")
+    train(script, "--mode", "continuous_evaluate", *flags)
+    [expected] = read_split(tmp_path / "run", "validation")
+    [line] = read_split(tmp_path / "run" / "evaluator", "validation")
+    assert line["loss"] == expected["loss"]
+
+
 def assert_exports_agree(run_dir):
     """Assert that the SavedModel and model.keras predict the same."""
     saved_model, keras_model = query("runs.predict_first_examples", run_dir)

@@ -28,17 +28,19 @@ def find_run():
 
     Raise WrongInput if hooks or flags would change the results of a run under way.
     """
-    if config.mode == "continuous_evaluate":
-        return None
+    if config.mode == "train":
+        checkpoint = run_on_chief(find_checkpoint, "last")
+        if checkpoint:
+            run_on_chief(check_run)
+        return checkpoint
+    checkpoint = None
     if config.mode == "evaluate":
         checkpoint = run_on_chief(find_checkpoint, config.export)
-        # Otherwise the test split may have examples that the model was trained on.
-        # Hooks must draw the constants that the model was trained with.
-        config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
-        return checkpoint
-    checkpoint = run_on_chief(find_checkpoint, "last")
-    if checkpoint:
-        run_on_chief(check_run)
+    elif not run_path("config.json").exists():  # continuous evaluation may start before the run
+        return None
+    # Otherwise the test split may have examples that the model was trained on.
+    # Hooks must draw the constants that the model was trained with.
+    config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
     return checkpoint
 
 
@@ -116,7 +118,7 @@ def read_definitions(path):
     """
     definitions = {}
     with contextlib.suppress(FileNotFoundError, SyntaxError, TypeError, ValueError):
-        text = path.read_text("utf-8", errors="replace")
+        text = path.read_text("utf-8")
         sections = re.search(r"\n# 3\. .*\n# 5\. ", text, re.DOTALL)[0]
         for statement in ast.parse(sections).body:
             if isinstance(statement, ast.FunctionDef) and ast.get_docstring(statement):

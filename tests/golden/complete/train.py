@@ -125,10 +125,10 @@ class Config:
     epochs: int = flag(30, "passes over the training split")
     learning_rate: float = flag(2e-3, "learning rate, or the highest one of a schedule")
     schedule: str = flag(
-        "constant", "learning rate after the warm-up", choices=["constant", "cosine", "linear"]
+        "constant", "learning rate after the warm-up", choices="constant cosine linear".split()
     )
     warmup_steps: int = flag(
-        0, "steps in which the learning rate rises to --learning-rate", type=bounded(int, above=-1)
+        0, "steps in which the learning rate rises to --learning-rate", type=bounded(int, -1)
     )
     mode: str = flag(
         "train",
@@ -163,7 +163,7 @@ class Config:
         None, "stop after this many epochs without a lower score", type=bounded(int)
     )
     recover_from_nan: int = flag(
-        0, "largest number of loops to repeat after a non-finite loss", type=bounded(int, above=-1)
+        0, "largest number of loops to repeat after a non-finite loss", type=bounded(int, -1)
     )
     export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
     init_checkpoint: str | None = flag(
@@ -857,8 +857,8 @@ def check_workers(datasets):
     facts["data"] = [describe_examples(*each) for each in datasets.values()]
     facts["train.py"] = zlib.crc32(Path(__file__).read_bytes())
     chief_facts = broadcast(facts)
-    for worker in range(1, config.workers):
-        for name, value in broadcast(facts, source=worker).items():
+    for worker in range(config.workers):
+        for name, value in broadcast(facts, worker).items():
             expected = chief_facts.get(name)
             if value != expected:
                 raise WrongInput(
@@ -1833,17 +1833,19 @@ def find_run():
 
     Raise WrongInput if hooks or flags would change the results of a run under way.
     """
-    if config.mode == "continuous_evaluate":
-        return None
+    if config.mode == "train":
+        checkpoint = run_on_chief(find_checkpoint, "last")
+        if checkpoint:
+            run_on_chief(check_run)
+        return checkpoint
+    checkpoint = None
     if config.mode == "evaluate":
         checkpoint = run_on_chief(find_checkpoint, config.export)
-        # Otherwise the test split may have examples that the model was trained on.
-        # Hooks must draw the constants that the model was trained with.
-        config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
-        return checkpoint
-    checkpoint = run_on_chief(find_checkpoint, "last")
-    if checkpoint:
-        run_on_chief(check_run)
+    elif not run_path("config.json").exists():  # continuous evaluation may start before the run
+        return None
+    # Otherwise the test split may have examples that the model was trained on.
+    # Hooks must draw the constants that the model was trained with.
+    config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
     return checkpoint
 
 
@@ -1916,7 +1918,7 @@ def read_definitions(path):
     """
     definitions = {}
     with contextlib.suppress(FileNotFoundError, SyntaxError, TypeError, ValueError):
-        text = path.read_text("utf-8", errors="replace")
+        text = path.read_text("utf-8")
         sections = re.search(r"\n# 3\. .*\n# 5\. ", text, re.DOTALL)[0]
         for statement in ast.parse(sections).body:
             if isinstance(statement, ast.FunctionDef) and ast.get_docstring(statement):
