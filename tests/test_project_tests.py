@@ -243,6 +243,8 @@ def end_model_with(*layers):
 ACCURACY = 'keras.metrics.SparseCategoricalAccuracy(name="accuracy")'
 MEAN_METRIC = use_metrics('keras.metrics.MeanAbsoluteError(name="error")')
 PLAIN_MODEL = end_model_with("keras.layers.Dense(10)")
+SOFTMAX = 'keras.layers.Dense(10, activation="softmax")'
+USES_PROBABILITIES = use_loss('keras.losses.SparseCategoricalCrossentropy(reduction="none")')
 
 # Losses that are written by hand, for labels [batch] and predictions [batch, 1] or the reverse.
 SQUARES = use_loss("lambda labels, x: tf.reduce_mean(tf.square(labels - x), axis=-1)")
@@ -532,6 +534,7 @@ DRAWS_IN_STEP = TWO_STRUCTURES.replace(
 )
 
 # By name: the code, the hook that the message must name, and parts of the message.
+
 MISTAKES = {
     "layers-outside-of-hooks": (
         AUGMENTATION_OF_THE_MODULE,
@@ -584,6 +587,11 @@ def preprocess(batch, seeds, training):
         use_loss("keras.losses.SparseCategoricalCrossentropy(from_logits=True)"),
         "create_loss_objects",
         ["the loss is reduced to one number", 'reduction="none"'],
+    ),
+    "loss-that-expects-probabilities": (
+        USES_PROBABILITIES,
+        "create_loss_objects",
+        ["the loss expects probabilities", "create it with from_logits=True"],
     ),
     "losses-of-all-examples": (
         return_losses("losses + tf.reduce_mean(losses)"),
@@ -956,6 +964,21 @@ IDLE_BIAS = replace_image_model(
     "keras.layers.Dense(10)",
 )
 
+# The bias of an attention's keys has no effect, though Adam changes it by rounding errors.
+ATTENTION_AFTER_IDLE_BIAS = """
+@keras.saving.register_keras_serializable()
+class Attention(keras.layers.Layer):
+    def build(self, shape):
+        self.attention = keras.layers.MultiHeadAttention(2, 8)
+        self.attention.build(shape, shape)
+
+    def call(self, inputs):
+        return self.attention(inputs, inputs)
+""" + IDLE_BIAS.replace(
+    "keras.layers.Flatten(),",
+    "keras.layers.Reshape([16, 32]), Attention(), keras.layers.Flatten(),",
+)
+
 # On 2 replicas, an untrained accuracy differed by two examples, and the losses agreed.
 FLIPS = replace_image_model(
     "keras.layers.Rescaling(1 / 16)",
@@ -1243,7 +1266,10 @@ MISTAKES_IN_RUNS = {
     "draws-for-nodes": (
         DRAWS_FOR_NODES,
         REPLICAS,
-        ["The likely cause:", f"create_model_and_optimizer: {NODES_HINT}"],
+        [
+            "Likely causes, found by the checks of hooks:",
+            f"create_model_and_optimizer: {NODES_HINT}",
+        ],
     ),
     "regularizer-that-mixes-examples": (
         MIXING_REGULARIZER,
@@ -1409,6 +1435,28 @@ def test_amplified_rounding_is_a_warning(run_tests):
         "set use_bias=False in their layers",
     ):
         assert text in report.output
+
+
+@pytest.mark.long
+def test_weights_without_an_effect_are_no_cause_of_rounding(run_tests):
+    report = run_tests(ATTENTION_AFTER_IDLE_BIAS, only=REPLICAS)
+    assert report.outcomes == {REPLICAS: "PASSED"}, report.output
+    assert "a BatchNormalization cancels sequential/conv2d/bias" in report.output
+    assert "key/bias" not in report.output
+
+
+@pytest.mark.long
+def test_problem_of_another_hook_is_no_cause_of_rounding(run_tests):
+    report = run_tests(IDLE_BIAS, USES_PROBABILITIES, only=f"{REPLICAS} or {CONTRACT}")
+    assert report.failed == {contract_of("create_loss_objects")}, report.output
+    assert "The cause is rounding" in report.output
+
+
+@pytest.mark.long
+def test_logits_of_a_softmax_are_a_warning(run_tests):
+    report = run_tests(end_model_with(SOFTMAX), only=f"{CONTRACT} or {REPLICAS}")
+    assert not report.failed, report.output
+    assert "the loss expects logits, but predictions add up to 1" in report.output
 
 
 @pytest.mark.long

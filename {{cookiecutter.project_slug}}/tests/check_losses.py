@@ -6,6 +6,7 @@ import math
 
 from check_steps import invent_validation
 from check_tools import (
+    Hint,
     create_training_state,
     cut_batch,
     disable_randomness,
@@ -80,9 +81,13 @@ def get_arguments(batch, *hooks):
     arguments = None
     for hook in hooks:
         arguments = arguments or record_arguments(hook, batch)
-    if is_plain_model(batch):
+    if not arguments and is_plain_model(batch):
         features, labels, _ = batch
-        return arguments or (labels, train.model(features, training=False))
+        arguments = (labels, train.model(features, training=False))
+    # A softmax's output remembers its inputs, which Keras's losses use. A part of it forgets them.
+    [arguments] = cut_batch(arguments, 4)
+    if is_plain_model(batch):
+        return arguments
     if arguments and all(map(has_batch_dimension, flatten_tensors(arguments))):
         return arguments
     return None
@@ -104,8 +109,33 @@ def check_loss_objects():
         return
     labels, predictions = arguments
     are_means_taken = returns_one_value_per_example(labels, predictions)
-    for subject, *arguments in list_losses(labels, predictions):
-        yield from check_loss(subject, *arguments, are_means_taken)
+    for subject, loss, *arguments in list_losses(labels, predictions):
+        yield from check_logits(subject, loss, arguments[1])
+        yield from check_loss(subject, loss, *arguments, are_means_taken)
+
+
+def has_sum_1(values):
+    """Return whether the last dimension of a tensor adds up to 1 everywhere."""
+    return is_close(tf.reduce_sum(values, axis=-1), tf.ones(values.shape[:-1]))
+
+
+def check_logits(subject, loss, predictions):
+    """Yield what is wrong if a loss of Keras expects logits but gets probabilities, or not."""
+    expects_logits = getattr(loss, "from_logits", None)
+    if expects_logits is None or not predictions.dtype.is_floating:
+        return
+    values = tf.cast(predictions, "float32")
+    are_probabilities = tf.reduce_all((values > -1e-3) & (values < 1.001))
+    if not expects_logits and not are_probabilities:
+        yield (
+            f"{subject} expects probabilities, but predictions are not between 0 and 1; create it "
+            "with from_logits=True"
+        )
+    if expects_logits and are_probabilities and has_sum_1(values):
+        yield Hint(
+            f"{subject} expects logits, but predictions add up to 1, as after a softmax; create it "
+            "with from_logits=False"
+        )
 
 
 def list_losses(labels, predictions):
