@@ -533,8 +533,36 @@ DRAWS_IN_STEP = TWO_STRUCTURES.replace(
     "        predictions = model[0](images, training=True)",
 )
 
-# By name: the code, the hook that the message must name, and parts of the message.
+# Such as the steps of the Forward-Forward algorithm, each with its own gradients.
+OWN_STEP = """
+def compute_gradients(features, labels, sample_weight):
+    with tf.GradientTape() as tape:
+        predictions = model(features, training=True)
+        loss = compute_loss(labels, predictions, sample_weight)
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    return loss, tape.gradient(loss, model.trainable_variables)
 
+
+def train_step(batch):
+    loss, gradients = compute_gradients(*batch)
+    update(optimizer, gradients, model.trainable_variables)
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
+"""
+WITHOUT_GRADIENTS = OWN_STEP.replace("compute_gradients", "compute_own_gradients")
+WITHOUT_GRADIENTS += "\n\ndel compute_gradients\n"
+# Such as the critic of a Wasserstein GAN, which is updated several times a step.
+OTHER_BATCH = OWN_STEP.replace(
+    "compute_gradients(features, labels, sample_weight):\n",
+    "compute_gradients(batch):\n    (features, _), labels, sample_weight = batch\n",
+).replace("compute_gradients(*batch)", "compute_gradients(((batch[0], None), *batch[1:]))")
+
+NO_UPDATE = """
+def train_step(batch):
+    loss, _ = compute_gradients(batch)
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
+"""
+
+# By name: the code, the hook that the message must name, and parts of the message.
 MISTAKES = {
     "layers-outside-of-hooks": (
         AUGMENTATION_OF_THE_MODULE,
@@ -587,6 +615,22 @@ def preprocess(batch, seeds, training):
         use_loss("keras.losses.SparseCategoricalCrossentropy(from_logits=True)"),
         "create_loss_objects",
         ["the loss is reduced to one number", 'reduction="none"'],
+    ),
+    "mean-in-the-loss-of-a-part-of-the-batch": (
+        return_loss("tf.reduce_mean(losses)")
+        + TWO_STRUCTURES.replace('features["noisy"]', "features").replace(
+            "compute_gradients(batch)\n", "compute_gradients((batch[0]['noisy'], *batch[1:]))\n"
+        ),
+        "compute_loss",
+        ["takes the mean over a replica's own examples"],
+    ),
+    "library-that-crashes": (
+        """
+def create_serving_function(models, example):
+    os.abort()
+""",
+        "create_serving_function",
+        ["the process of its check was killed: a library crashed"],
     ),
     "loss-that-expects-probabilities": (
         USES_PROBABILITIES,
@@ -1460,6 +1504,13 @@ def test_logits_of_a_softmax_are_a_warning(run_tests):
 
 
 @pytest.mark.long
+def test_model_that_a_step_does_not_update_is_a_warning(run_tests):
+    report = run_tests(NO_UPDATE, only=CONTRACT)
+    assert not report.failed, report.output
+    assert "the first step doesn't update sequential, which has an optimizer" in report.output
+
+
+@pytest.mark.long
 def test_metric_that_rounding_changes_is_no_failure(run_tests):
     report = run_tests(FLIPS, only=REPLICAS.partition("[")[0])
     assert set(report.outcomes.values()) == {"PASSED"}, report.output
@@ -1803,29 +1854,6 @@ def create_model_and_optimizer(strategy):
         model(tf.zeros([1, 8, 8, 1]), training=True)
         return model, Adam(1e-3)
 """
-
-# Such as the steps of the Forward-Forward algorithm, each with its own gradients.
-OWN_STEP = """
-def compute_gradients(features, labels, sample_weight):
-    with tf.GradientTape() as tape:
-        predictions = model(features, training=True)
-        loss = compute_loss(labels, predictions, sample_weight)
-    update_metrics(train_metrics, labels, predictions, sample_weight)
-    return loss, tape.gradient(loss, model.trainable_variables)
-
-
-def train_step(batch):
-    loss, gradients = compute_gradients(*batch)
-    update(optimizer, gradients, model.trainable_variables)
-    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
-"""
-WITHOUT_GRADIENTS = OWN_STEP.replace("compute_gradients", "compute_own_gradients")
-WITHOUT_GRADIENTS += "\n\ndel compute_gradients\n"
-# Such as the critic of a Wasserstein GAN, which is updated several times a step.
-OTHER_BATCH = OWN_STEP.replace(
-    "compute_gradients(features, labels, sample_weight):\n",
-    "compute_gradients(batch):\n    (features, _), labels, sample_weight = batch\n",
-).replace("compute_gradients(*batch)", "compute_gradients(((batch[0], None), *batch[1:]))")
 
 # After an epoch without a lower loss, the weights of the best one are restored.
 BACK_TO_THE_BEST = """

@@ -98,6 +98,22 @@ def test_continuous_evaluation_draws_the_constants_of_the_run(complete_script, t
     assert line["loss"] == expected["loss"]
 
 
+RETURNS_A_NUMBER = """
+class Rate(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.001
+""" + use_optimizer("Adam(Rate())")
+
+
+@pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
+@pytest.mark.parametrize("replicas", ["1", pytest.param("2", marks=LONG)])
+@pytest.mark.parametrize("code", [use_optimizer("Adam(lambda: 0.001)"), RETURNS_A_NUMBER])
+def test_learning_rate_may_be_a_python_number(code, replicas, size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, code)
+    train(script, "--global-batch-size", "16", "--epochs", "1", "--replicas", replicas)
+    assert {line["learning_rate"] for line in read_split(tmp_path / "run", "train")} == {0.001}
+
+
 def assert_exports_agree(run_dir):
     """Assert that the SavedModel and model.keras predict the same."""
     saved_model, keras_model = query("runs.predict_first_examples", run_dir)

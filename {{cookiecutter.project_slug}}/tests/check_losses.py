@@ -47,7 +47,7 @@ def record_arguments(hook, batch):
     """
     record, calls = record_calls(getattr(train, hook))
     with restore_variables(train.model), replace(train, hook, record):
-        for step in ("compute_gradients", "validation_step"):
+        for step in ("compute_gradients", "train_step", "validation_step"):
             if not calls:
                 with contextlib.suppress(Exception):  # the checks of the other hooks report it
                     getattr(train, step)(batch)

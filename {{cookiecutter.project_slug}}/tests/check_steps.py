@@ -241,15 +241,16 @@ def has_stateful_draws(batch):
     return any(re.match(pattern, node.op) for node in nodes)
 
 
-def check_slices():
-    """Check that no optimizer gets a gradient in which an index may occur twice."""
+def check_updates_of_models():
+    """Check that optimizers get no gradient in which an index may occur twice, and that all run."""
     batch = create_training_state()
     paths = []
     models = tf.nest.flatten(train.model)
-    for model, optimizer in zip(models, tf.nest.flatten(train.optimizer), strict=True):
-        if optimizer:
-            optimizer.build(model.trainable_variables)
-            record_slices(optimizer, paths)
+    optimizers = tf.nest.flatten(train.optimizer)
+    trained = [pair for pair in zip(models, optimizers, strict=True) if pair[1]]
+    for model, optimizer in trained:
+        optimizer.build(model.trainable_variables)
+        record_slices(optimizer, paths)
     # {% if cookiecutter.distribution == "parameter_server" %}
     train.train_step(batch)
     # {% else %}
@@ -260,6 +261,12 @@ def check_slices():
             f"an optimizer gets the gradients of {list_first(paths)} as tf.IndexedSlices. Keras's "
             "Adam squares each slice instead of the sum of those with one index; call `update` of "
             "train.py, or sum them with tf.convert_to_tensor"
+        )
+    idle = [model.name for model, optimizer in trained if not optimizer.iterations.numpy()]
+    if idle:
+        yield Hint(
+            f"the first step doesn't update {list_first(idle)}, which has an optimizer; call "
+            "`update` for it, unless a later step does"
         )
 
 

@@ -3,6 +3,7 @@
 A check is a generator. It yields problems: what is wrong with the hook, and what to do.
 """
 
+import json
 import re
 import traceback
 
@@ -22,11 +23,11 @@ from check_steps import (
     check_metrics,
     check_score,
     check_serving_function,
-    check_slices,
     check_step_randomness,
+    check_updates_of_models,
 )
 from check_tools import Hint, describe_error, list_first
-from hook_names import HOOKS, STEPS, TOO_EARLY, find_frames, find_hook
+from hook_names import HOOKS, RESULT, STEPS, TOO_EARLY, find_frames, find_hook
 
 import train
 from train import keras, tf
@@ -53,7 +54,7 @@ CHECKS = (
     ("create_model_and_optimizer", check_draws),
     # {% endif %}
     ("train_step", check_step_randomness),
-    ("train_step", check_slices),
+    ("train_step", check_updates_of_models),
     ("create_serving_function", check_serving_function),
     (SUSPECTS, check_suspects),
     (ROUNDING, check_rounding),
@@ -75,12 +76,27 @@ def check_hooks():
     except RuntimeError:  # the devices are initialized
         return report_early_objects()
     report = {key: [] for key in (*HOOKS, SUSPECTS, ROUNDING, HINTS)}
-    for hook, check in CHECKS:
+    for number, (hook, check) in enumerate(CHECKS):
+        print_in_case_of_crash(report, number)
         if any(report[needed] for needed in NEEDED.get(hook, ())):
             report[hook] = None
         else:
             run_check(hook, check, report)
     return report
+
+
+CRASH = (
+    "the process of its check was killed: a library crashed, as of wrong indices that nothing "
+    "validates, or memory ran out; repair other hooks first"
+)
+
+
+def print_in_case_of_crash(report, number):
+    """Print what the report is if a check ends the process. The hooks of later checks are open."""
+    hook, _ = CHECKS[number]
+    later = {name: report[name] or None for name, _ in CHECKS[number:] if name in HOOKS}
+    report = {**report, **later, hook: [*(report[hook] or []), CRASH]}
+    print(f"\n{RESULT}{json.dumps(report)}", flush=True)
 
 
 def report_early_objects():

@@ -177,6 +177,7 @@ def adapt(train):
 def fetch(batch):
     """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
 
+    Each result is a tensor [batch, …]. For example, pad graphs here, and merge them in the model.
     The exported model takes what this returns or, if that is a tuple, its first component.
     """
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
@@ -565,7 +566,8 @@ def read_learning_rates():
     for each in tf.nest.flatten(optimizer):
         if each:
             name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
-            rates[name] = float(each.learning_rate.numpy())
+            # A variable or, of a schedule or a callable, a tensor or a Python number.
+            rates[name] = np.float64(each.learning_rate)
     return rates
 
 
