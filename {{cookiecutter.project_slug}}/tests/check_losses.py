@@ -335,6 +335,8 @@ def check_replica_losses():
         )
     else:
         yield (
-            f"{numbers}; look for a statistic of a replica's own examples, or a regularization "
-            "loss without tf.nn.scale_regularization_loss"
+            f"{numbers}; look for a regularization loss without "
+            "tf.nn.scale_regularization_loss, or a statistic of a replica's own examples, such as "
+            "the number of its positives: instead, divide by the sum over all replicas, "
+            'tf.distribute.get_replica_context().all_reduce("SUM", number)'
         )

@@ -11,6 +11,7 @@ import concurrent.futures
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -511,7 +512,9 @@ def describe_failure(process):
     output = read_output(process)
     problem = f"train.py ended with exit code {process.returncode}."
     if process.returncode < 0:
-        problem = f"train.py was killed by signal {-process.returncode}; 9 may be lack of memory."
+        problem = f"train.py was killed by {signal.Signals(-process.returncode).name}."
+    if process.returncode == -signal.SIGKILL:
+        problem += " Maybe the machine's memory was full."
     hook, line = find_hook(output)
     if hook:
         problem += f" The error comes from {hook} (train.py, line {line})."
