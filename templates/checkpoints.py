@@ -123,5 +123,5 @@ def restore_run(checkpoint):
         state.step = int(checkpoints["last"].step)
         state.history = json.loads(checkpoints["last"].history.numpy()[0])
         # {% if cookiecutter.__schedule and cookiecutter.__size != "parameter_server" %}
-        state.step_in_graph.assign(state.step)  # read in the validation that is repeated
+        state.step_in_graph.assign(state.step)  # hooks may read it in the repeated validation
         # {% endif %}

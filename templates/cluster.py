@@ -1,8 +1,9 @@
 def read_tf_config():
     # {% if cookiecutter.__size == "complete" %}
-    """Return the addresses of all workers, the chief's first, and set this worker's index.
+    """Return the addresses of all workers, the chief's first. Set `workers` and `worker_index`.
 
-    Raise WrongInput for a wrong TF_CONFIG.
+    An evaluator is no worker: set its mode to continuous_evaluate. Raise WrongInput for a wrong
+    TF_CONFIG.
     """
     # {% else %}
     """Set the number of workers and this worker's index. Raise WrongInput for a wrong TF_CONFIG."""

@@ -1,7 +1,8 @@
 def score(validation):
     """Return the number, lower is better, that selects checkpoints/best.
 
-    `validation` has the loss and the metrics of a validation by name.
+    `validation` has the loss and the metrics of a validation by name. Lines of the history, which
+    have "step", "epoch" and "split", too, are compared by this function.
     """
     # TODO(you): another measure, such as -validation["accuracy"].
     return validation["loss"]
@@ -17,10 +18,10 @@ def end_epoch(history):
     # {% endif %}
 
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
-    "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
-    changes here must depend on `history` only. Change only variables of models and optimizers:
-    a graph keeps the Python values of its trace, and checkpoints lack other variables. To predict,
-    call the model: `model.predict` divides its batch among replicas and workers.
+    "split": "validation", "loss": …, <metrics>…}. A resumed run may call this again for the last of
+    them, so what changes here must depend on `history` only. Change only variables of models and
+    optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
+    To predict, call the model: `model.predict` divides its batch among replicas and workers.
     """
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False

@@ -12,8 +12,8 @@ gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 # {% endif %}
 
 # {% if is_complete %}
-# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step,
-# or of one of its --accumulation-steps.
+# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples in a part
+# of a step: --global-batch-size / --accumulation-steps.
 # {% elif is_synchronous %}
 # Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
 # This is config.global_batch_size, or less with --accumulation-steps of the complete script.
@@ -126,7 +126,7 @@ class Config:
     )
     # {% endif %}
 
-    # Set at startup:
+    # Set at startup, when `replicas` becomes the number of all replicas and `strategy` its name:
     # {% if is_synchronous %}
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
     device_kind: str = "CPU"  # or "GPU" or "TPU"

@@ -5,12 +5,10 @@ def main(argv=None):
     # 1. Read the flags and find the devices.
     config = parse_flags(argv)
     state = State()
-    # {% if cookiecutter.__size == "complete" %}
-    check_run_dir()
-    # {% endif %}
     strategy = create_strategy()
     # {% if cookiecutter.__size == "complete" %}
     set_up_process()
+    run_on_chief(check_run_dir)
     # {% else %}
     exit_on_signals()
     # {% endif %}
@@ -23,7 +21,11 @@ def main(argv=None):
 
     # 3. Read the run directory.
     checkpoint = find_run()
+    # {% if cookiecutter.__size == "complete" %}
+    load_adapted(checkpoint)
+    # {% else %}
     load_adapted(datasets["train"], checkpoint)
+    # {% endif %}
 
     # 4. Create the model and all that belongs to it, and restore the checkpoint.
     # {% if cookiecutter.__size == "complete" %}

@@ -51,9 +51,9 @@ def create_strategy():
         raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
     config.device_kind = find_device_kind()
     name = choose_strategy()
-    # With this optimization, a step could update a weight before it reads it. It removes control
-    # edges that a path through another operation implies, such as the IdentityN of all gradients
-    # in the sum over replicas. Then it removes the IdentityN, too.
+    # With the dependency optimization, a step could update a weight before it reads it. It removes
+    # control edges that a path through another operation implies, such as the IdentityN of all
+    # gradients in the sum over replicas. Then it removes that IdentityN, too.
     disabled = ["dependency_optimization"]
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers. For example,
@@ -106,8 +106,8 @@ def create_local_strategy(name):
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
     # {% if cookiecutter.__size == "complete" %}
-    # The sum of two numbers is bit-identical in any order, and one device computes it faster.
-    # With more replicas, the default keeps the order of summation that workers use.
+    # This is the flag here: two GPUs use the default. The sum of two numbers is bit-identical in
+    # any order, and one device computes it faster. The default keeps the order that workers use.
     reduce = tf.distribute.ReductionToOneDevice() if config.replicas == 2 else None
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduce)
     # {% else %}

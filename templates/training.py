@@ -59,12 +59,12 @@ def finish_epoch(validation_set, trained):
     # {% endif %}
     check_finite(validated["loss"] + score(validated))
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
-    # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
-    # saves both here. "last" is saved without this validation, which a resumed run repeats.
-    if is_best:
-        save("best")
+    # "last" lacks this validation: a run that resumes from it repeats the validation, and saves
+    # "best" here, in case a kill came between the two.
     if trained:  # not when resumed here: a kill while the same files are written would corrupt them
         save("last")
+    if is_best:
+        save("best")
     state.history.append(log("validation", validated))
     print_epoch(validated, trained, is_best)
     # {% if cookiecutter.__size != "parameter_server" %}

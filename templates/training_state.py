@@ -10,7 +10,7 @@ def reset_keras():
 
 # {% endif %}
 def create_training_state():
-    """Create the loss, the metrics, the model and the optimizer."""
+    """Create the model, the optimizer, the loss and the metrics."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     # {% if cookiecutter.__size == "parameter_server" %}
     global GLOBAL_BATCH_SIZE
@@ -19,6 +19,8 @@ def create_training_state():
     # {% endif %}
     GLOBAL_BATCH_SIZE = config.global_batch_size
     reset_keras()
+    # The model is created first, as in `export`, so that it draws the same constants.
+    model, optimizer = create_model_and_optimizer(strategy)
     loss_object = create_loss_objects(strategy)
     # {% if cookiecutter.__size == "parameter_server" %}
     train_metrics, validation_metrics, test_metrics = create_metrics(tf.distribute.get_strategy())
@@ -27,7 +29,6 @@ def create_training_state():
     # {% else %}
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
     # {% endif %}
-    model, optimizer = create_model_and_optimizer(strategy)
     # {% if cookiecutter.__size != "parameter_server" %}
     if config.replicas > 1:
         check_optimizers()

@@ -48,6 +48,8 @@ def explain_graph_error(path, kind, text):
         error = script.explain_error(error)
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
         code = script.report_error(error)
+    if code is None:  # in the complete script
+        code = getattr(error, "exit_code", 1)
     return code, stderr.getvalue()
 
 

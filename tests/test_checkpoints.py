@@ -245,12 +245,12 @@ def test_essential_script_skips_a_checkpoint_that_a_kill_cut_short(
 # Kills while checkpoints are written
 # --------------------------------------------------------------------------------------------------
 
-# Kill the process when it has written the best checkpoint of an epoch, and not yet the last.
-DIE_AFTER_BEST = """
+# Kill the process when it has written the last checkpoint of an epoch, and not yet the best.
+DIE_AFTER_LAST = """
 @wraps_original
 def write_file(original, name, text):
     original(name, text)
-    if name == "checkpoints/best/checkpoint" and f'"ckpt-{os.environ.get("DIE_AT")}"' in text:
+    if name == "checkpoints/last/checkpoint" and f'"ckpt-{os.environ.get("DIE_AT")}"' in text:
         os._exit(9)
 """
 # Kill the process when it has written a last checkpoint, and not yet TensorFlow's list of them.
@@ -272,15 +272,15 @@ def write_file(original, name, text):
     ],
     ids=["second epoch", "first epoch"],
 )
-def test_run_killed_between_best_and_last_checkpoint_resumes(
+def test_run_killed_between_last_and_best_checkpoint_resumes(
     step, flags, complete_script, train_once, tmp_path
 ):
-    script = write_variant(complete_script, tmp_path, DIE_AFTER_BEST)
+    script = write_variant(complete_script, tmp_path, DIE_AFTER_LAST)
     run_dir = tmp_path / "run"
     outcome = run_script(script, *flags, env=environment(DIE_AT=str(step)))
     assert outcome.code == 9, outcome
-    assert list_checkpoints(run_dir, "best")[-1] == step
-    assert step not in list_checkpoints(run_dir, "last")
+    assert list_checkpoints(run_dir, "last")[-1] == step
+    assert step not in list_checkpoints(run_dir, "best")
     train(script, *flags)
     assert_same_run(run_dir, train_once(*flags))
 
@@ -323,7 +323,7 @@ tf.train.Checkpoint._write = write_and_die
 """
 
 
-# Each epoch of 78 steps has five checkpoints, then "best" and "last".
+# Each epoch of 78 steps has five checkpoints, then "last" and "best".
 @pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
 @pytest.mark.parametrize(
     "number",

@@ -296,9 +296,18 @@ def create_model_and_optimizer(strategy):
 """
 
 
+# It draws before or after the model does.
+DRAWING_LOSS = """
+def create_loss_objects(strategy):
+    np.random.normal()
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+"""
+
+
 @pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
-def test_export_has_the_constants_that_a_hook_draws(size, scripts, tmp_path):
-    train(write_variant(scripts[size], tmp_path, DRAWS_CONSTANTS), *ONE_EPOCH)
+@pytest.mark.parametrize("code", [DRAWS_CONSTANTS, DRAWS_CONSTANTS + DRAWING_LOSS])
+def test_export_has_the_constants_that_a_hook_draws(code, size, scripts, tmp_path):
+    train(write_variant(scripts[size], tmp_path, code), *ONE_EPOCH)
     run_dir = tmp_path / "run"
     [exports] = query("runs.evaluate_exports", run_dir)
     tested = read_numbers(run_dir)[-1]

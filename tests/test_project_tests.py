@@ -632,6 +632,14 @@ def create_serving_function(models, example):
         "create_serving_function",
         ["the process of its check was killed: a library crashed"],
     ),
+    "score-of-all-values": (
+        """
+def score(validation):
+    return sum(value for value in validation.values() if not isinstance(value, str))
+""",
+        "score",
+        ["depends on the step, the epoch or the split", "by name"],
+    ),
     "loss-that-expects-probabilities": (
         USES_PROBABILITIES,
         "create_loss_objects",

@@ -107,6 +107,13 @@ def test_different_workers_are_rejected(name, complete_script, folders):
         assert [path.name for path in folder.iterdir()] == ["train.py"]
 
 
+def test_worker_needs_no_run_directory(complete_script, folders):
+    scripts = write_copies(complete_script, folders)
+    (folders[1] / "run").mkdir()
+    (folders[1] / "run" / "config.json").write_text("{}")  # the chief would reject it
+    assert_succeeded(finish_all(start_pair(scripts, "--epochs", "1")))
+
+
 @pytest.mark.parametrize(
     "is_begun",
     [False, pytest.param(True, marks=LONG)],

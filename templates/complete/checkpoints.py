@@ -62,24 +62,28 @@ def wait_for_write():
 
 
 def write_checkpoints(last, best=None):
-    """Write checkpoints/best and then checkpoints/last.
+    """Write checkpoints/last and then checkpoints/best.
 
-    A run that is killed between the two resumes from the previous "last", and writes both again.
+    A run that is killed between the two repeats the validation when it resumes, and writes "best".
     """
-    if best:
-        write_checkpoint("best", best, max_to_keep=1)
     write_checkpoint("last", last, max_to_keep=3)
     state.saved_step = int(last["step"])
+    if best:
+        write_checkpoint("best", best, max_to_keep=1)
 
 
 def write_checkpoint(kind, content, max_to_keep):
-    """Write a checkpoint. Keep the newest `max_to_keep`; remove later and unfinished ones, too."""
+    """Write a checkpoint, and keep the newest `max_to_keep` up to its step.
+
+    Later ones are of before the run went back to an older checkpoint.
+    """
     with tf.device("CPU:0"):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
     step = int(content["step"])
     checkpoint.save_counter.assign(step)  # doesn't depend on the number of restarts
     folder = run_path(f"checkpoints/{kind}")
-    # A kill while "last" is written again, when a run resumes there, would corrupt it.
+    # A kill while the "last" from which a run has resumed is written again would corrupt it. A
+    # corrupt "best" is made again; see `find_checkpoint`.
     if kind == "best" or step > state.saved_step:
         checkpoint.write(folder / f"ckpt-{step}")
     steps = [each for each in list_checkpoints(kind) if each <= step][-max_to_keep:]
@@ -191,7 +195,7 @@ def restore_run(checkpoint):
         state.history = json.loads(checkpoint["history"][0])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
-        state.step_in_graph.assign(state.step)  # read in the validation that is repeated
+        state.step_in_graph.assign(state.step)  # hooks may read it in the repeated validation
     if not take_snapshot():
         raise WrongInput(
             "a weight is not finite before the first step; use another --init-checkpoint, or mend "

@@ -64,13 +64,11 @@ def get_reason(error):
 
 
 def report_error(error):
-    """Print why the run ends, or the traceback of a bug. Return the exit code."""
+    """Print why the run ends, or the traceback of a bug."""
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
-        return 1
-    if isinstance(error, RunFinished):
+    elif isinstance(error, RunFinished):
         print_status(error)
     else:
         # `split` removes line breaks.
         print(f"train.py: {error.label}: {' '.join(str(error).split())}", file=sys.stderr)
-    return error.exit_code

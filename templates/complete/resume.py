@@ -38,8 +38,8 @@ def find_run():
         checkpoint = run_on_chief(find_checkpoint, config.export)
     elif not run_path("config.json").exists():  # continuous evaluation may start before the run
         return None
-    # Otherwise the test split may have examples that the model was trained on.
-    # Hooks must draw the constants that the model was trained with.
+    # With other data, the test split could have examples that the model was trained on. The run's
+    # seed replaces --seed, so that hooks draw the constants of the trained model.
     config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
     return checkpoint
 
@@ -128,7 +128,7 @@ def read_definitions(path):
     return definitions
 
 
-def load_adapted(train_split, checkpoint):
+def load_adapted(checkpoint):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
     adapted.update(run_on_chief(read_or_adapt, checkpoint))
 

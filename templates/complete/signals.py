@@ -27,8 +27,9 @@ def save_snapshot():
         return
     # A checkpoint of this step may be under way. It lacks the validation, which a resume repeats.
     wait_for_write()
-    if snapshot["step"] > 0:
+    if snapshot["step"] > state.saved_step:
         writer.submit(write_checkpoints, snapshot).result()
+    if state.saved_step:
         print_status(f"saved at step {state.saved_step}")
 
 
@@ -44,8 +45,8 @@ def end_process(error):
             except Exception as save_error:  # from the file system or TensorFlow
                 error = explain_error(save_error)
         code = getattr(error, "exit_code", code)
-        report_error(error)  # fails if nobody reads it, or on a full disk
         writer.shutdown()  # waits for the checkpoint that is being written
+        report_error(error)  # fails if nobody reads it, or on a full disk
         if config.workers > 1:
             time.sleep(1)  # other workers may still need this one for the last sum
         # The main thread may raise errors while its files disappear.

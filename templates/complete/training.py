@@ -25,7 +25,10 @@ def train_epochs(train_set, validation_set):
 
 
 def is_profiled(first_step, last_step):
-    """Return whether to profile a loop: on the chief, if it contains steps of --profile."""
+    """Return whether to profile a loop: on the chief, if it contains steps of --profile.
+
+    Its steps are `first_step` + 1 to `last_step`.
+    """
     first_profiled, last_profiled = config.profile
     return config.worker_index == 0 and first_step < last_profiled and first_profiled <= last_step
 

@@ -9,15 +9,16 @@ def reset_keras():
 
 
 def create_training_state(datasets, checkpoint):
-    """Create the loss, metrics, model and optimizer. Try to export the model of a new run."""
+    """Create the model, optimizer, loss and metrics. Try to export the model of a new run."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global gradient_norm, GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size // config.accumulation_steps
     is_new_run = config.mode == "train" and not checkpoint
     reset_keras()
+    # The model is created first, as in `export`, so that it draws the same constants.
+    model, optimizer = create_model_and_optimizer(strategy)
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
-    model, optimizer = create_model_and_optimizer(strategy)
     check_optimizers()
     if config.replicas * config.accumulation_steps > 1:
         prepare_layers_for_replicas()

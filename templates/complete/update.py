@@ -58,7 +58,9 @@ def clip_gradients(optimizer, gradients):
     gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
     scale = optimizer.scale_loss(1.0)  # 1, except with mixed_float16
     norm = tf.linalg.global_norm(gradients)
-    if tf.math.is_finite(norm):  # otherwise float16 has overflowed, and the update is left out
+    # With float16, an update whose gradients overflow is left out. Otherwise `train_epochs` finds
+    # weights that are not finite.
+    if tf.math.is_finite(norm):
         gradient_norm.update_state(norm / scale)
     gradients, _ = tf.clip_by_global_norm(gradients, config.clip_norm * scale, use_norm=norm)
     return [gradient / context.num_replicas_in_sync for gradient in gradients]

@@ -71,6 +71,13 @@ def check_score():
     value = train.score(invent_validation())
     if not isinstance(value, numbers.Real):
         yield f"returns {type(value).__name__}; return a number, of which the lowest is the best"
+        return
+    place = {"step": 20, "epoch": 2, "split": "validation"}
+    if train.score({**place, **invent_validation()}) != value:
+        yield (
+            "depends on the step, the epoch or the split, which only lines of the history have; "
+            "read the loss or metrics by name"
+        )
 
 
 def save_checkpoints(step):

@@ -254,8 +254,8 @@ def create_training_state():
     """Create the model and all that belongs to it, for batches of 4. Return a batch."""
     set_globals(batch_size=4)
     strategy = train.strategy
-    train.loss_object = train.create_loss_objects(strategy)
     train.model, train.optimizer = train.create_model_and_optimizer(strategy)
+    train.loss_object = train.create_loss_objects(strategy)
     metrics = train.create_metrics(strategy)
     train.train_metrics, train.validation_metrics, train.test_metrics = metrics
     fetched = next(iter(read_fetched(0)))

@@ -185,9 +185,9 @@ def restore_best(run_dir):
     train.adapted.update(json.loads(Path(run_dir, "adapted.json").read_text("utf-8")))
     set_globals(choose_batch_size())
     # In the order of a run, since each hook may draw random numbers.
+    train.model, train.optimizer = train.create_model_and_optimizer(train.strategy)
     train.loss_object = train.create_loss_objects(train.strategy)
     _, _, train.test_metrics = train.create_metrics(train.strategy)
-    train.model, train.optimizer = train.create_model_and_optimizer(train.strategy)
     models = tf.nest.flatten(train.model)
     values = [variable.value for model in models for variable in model.variables]
     path = tf.train.latest_checkpoint(Path(run_dir, "checkpoints", "best"))

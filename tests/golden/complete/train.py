@@ -78,8 +78,8 @@ validation_metrics: list
 test_metrics: list
 gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 
-# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step,
-# or of one of its --accumulation-steps.
+# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples in a part
+# of a step: --global-batch-size / --accumulation-steps.
 GLOBAL_BATCH_SIZE: int
 
 adapted: dict = {}  # what the hook `adapt` returned
@@ -178,7 +178,7 @@ class Config:
         (0, 0), "steps to profile, rounded to loops", type=two_steps, metavar="FIRST,LAST"
     )
 
-    # Set at startup:
+    # Set at startup, when `replicas` becomes the number of all replicas and `strategy` its name:
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
     device_kind: str = "CPU"  # or "GPU" or "TPU"
     workers: int = 1
@@ -350,7 +350,8 @@ def compute_loss(labels, predictions, sample_weight):
 def score(validation):
     """Return the number, lower is better, that selects checkpoints/best.
 
-    `validation` has the loss and the metrics of a validation by name.
+    `validation` has the loss and the metrics of a validation by name. Lines of the history, which
+    have "step", "epoch" and "split", too, are compared by this function.
     """
     # TODO(you): another measure, such as -validation["accuracy"].
     return validation["loss"]
@@ -362,10 +363,10 @@ def end_epoch(history):
     Each worker calls this after an epoch is saved.
 
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
-    "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
-    changes here must depend on `history` only. Change only variables of models and optimizers:
-    a graph keeps the Python values of its trace, and checkpoints lack other variables. To predict,
-    call the model: `model.predict` divides its batch among replicas and workers.
+    "split": "validation", "loss": …, <metrics>…}. A resumed run may call this again for the last of
+    them, so what changes here must depend on `history` only. Change only variables of models and
+    optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
+    To predict, call the model: `model.predict` divides its batch among replicas and workers.
     """
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
@@ -685,8 +686,9 @@ def save_snapshot():
         return
     # A checkpoint of this step may be under way. It lacks the validation, which a resume repeats.
     wait_for_write()
-    if snapshot["step"] > 0:
+    if snapshot["step"] > state.saved_step:
         writer.submit(write_checkpoints, snapshot).result()
+    if state.saved_step:
         print_status(f"saved at step {state.saved_step}")
 
 
@@ -702,8 +704,8 @@ def end_process(error):
             except Exception as save_error:  # from the file system or TensorFlow
                 error = explain_error(save_error)
         code = getattr(error, "exit_code", code)
-        report_error(error)  # fails if nobody reads it, or on a full disk
         writer.shutdown()  # waits for the checkpoint that is being written
+        report_error(error)  # fails if nobody reads it, or on a full disk
         if config.workers > 1:
             time.sleep(1)  # other workers may still need this one for the last sum
         # The main thread may raise errors while its files disappear.
@@ -714,9 +716,10 @@ def end_process(error):
 
 
 def read_tf_config():
-    """Return the addresses of all workers, the chief's first, and set this worker's index.
+    """Return the addresses of all workers, the chief's first. Set `workers` and `worker_index`.
 
-    Raise WrongInput for a wrong TF_CONFIG.
+    An evaluator is no worker: set its mode to continuous_evaluate. Raise WrongInput for a wrong
+    TF_CONFIG.
     """
     if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
@@ -916,9 +919,9 @@ def create_strategy():
         raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
     config.device_kind = find_device_kind()
     name = choose_strategy()
-    # With this optimization, a step could update a weight before it reads it. It removes control
-    # edges that a path through another operation implies, such as the IdentityN of all gradients
-    # in the sum over replicas. Then it removes the IdentityN, too.
+    # With the dependency optimization, a step could update a weight before it reads it. It removes
+    # control edges that a path through another operation implies, such as the IdentityN of all
+    # gradients in the sum over replicas. Then it removes that IdentityN, too.
     disabled = ["dependency_optimization"]
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers. For example,
@@ -968,8 +971,8 @@ def create_local_strategy(name):
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
-    # The sum of two numbers is bit-identical in any order, and one device computes it faster.
-    # With more replicas, the default keeps the order of summation that workers use.
+    # This is the flag here: two GPUs use the default. The sum of two numbers is bit-identical in
+    # any order, and one device computes it faster. The default keeps the order that workers use.
     reduce = tf.distribute.ReductionToOneDevice() if config.replicas == 2 else None
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduce)
 
@@ -1316,7 +1319,9 @@ def clip_gradients(optimizer, gradients):
     gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
     scale = optimizer.scale_loss(1.0)  # 1, except with mixed_float16
     norm = tf.linalg.global_norm(gradients)
-    if tf.math.is_finite(norm):  # otherwise float16 has overflowed, and the update is left out
+    # With float16, an update whose gradients overflow is left out. Otherwise `train_epochs` finds
+    # weights that are not finite.
+    if tf.math.is_finite(norm):
         gradient_norm.update_state(norm / scale)
     gradients, _ = tf.clip_by_global_norm(gradients, config.clip_norm * scale, use_norm=norm)
     return [gradient / context.num_replicas_in_sync for gradient in gradients]
@@ -1422,24 +1427,28 @@ def wait_for_write():
 
 
 def write_checkpoints(last, best=None):
-    """Write checkpoints/best and then checkpoints/last.
+    """Write checkpoints/last and then checkpoints/best.
 
-    A run that is killed between the two resumes from the previous "last", and writes both again.
+    A run that is killed between the two repeats the validation when it resumes, and writes "best".
     """
-    if best:
-        write_checkpoint("best", best, max_to_keep=1)
     write_checkpoint("last", last, max_to_keep=3)
     state.saved_step = int(last["step"])
+    if best:
+        write_checkpoint("best", best, max_to_keep=1)
 
 
 def write_checkpoint(kind, content, max_to_keep):
-    """Write a checkpoint. Keep the newest `max_to_keep`; remove later and unfinished ones, too."""
+    """Write a checkpoint, and keep the newest `max_to_keep` up to its step.
+
+    Later ones are of before the run went back to an older checkpoint.
+    """
     with tf.device("CPU:0"):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
     step = int(content["step"])
     checkpoint.save_counter.assign(step)  # doesn't depend on the number of restarts
     folder = run_path(f"checkpoints/{kind}")
-    # A kill while "last" is written again, when a run resumes there, would corrupt it.
+    # A kill while the "last" from which a run has resumed is written again would corrupt it. A
+    # corrupt "best" is made again; see `find_checkpoint`.
     if kind == "best" or step > state.saved_step:
         checkpoint.write(folder / f"ckpt-{step}")
     steps = [each for each in list_checkpoints(kind) if each <= step][-max_to_keep:]
@@ -1551,7 +1560,7 @@ def restore_run(checkpoint):
         state.history = json.loads(checkpoint["history"][0])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
-        state.step_in_graph.assign(state.step)  # read in the validation that is repeated
+        state.step_in_graph.assign(state.step)  # hooks may read it in the repeated validation
     if not take_snapshot():
         raise WrongInput(
             "a weight is not finite before the first step; use another --init-checkpoint, or mend "
@@ -1847,8 +1856,8 @@ def find_run():
         checkpoint = run_on_chief(find_checkpoint, config.export)
     elif not run_path("config.json").exists():  # continuous evaluation may start before the run
         return None
-    # Otherwise the test split may have examples that the model was trained on.
-    # Hooks must draw the constants that the model was trained with.
+    # With other data, the test split could have examples that the model was trained on. The run's
+    # seed replaces --seed, so that hooks draw the constants of the trained model.
     config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
     return checkpoint
 
@@ -1932,7 +1941,7 @@ def read_definitions(path):
     return definitions
 
 
-def load_adapted(train_split, checkpoint):
+def load_adapted(checkpoint):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
     adapted.update(run_on_chief(read_or_adapt, checkpoint))
 
@@ -2046,15 +2055,16 @@ def check_optimizers():
 
 
 def create_training_state(datasets, checkpoint):
-    """Create the loss, metrics, model and optimizer. Try to export the model of a new run."""
+    """Create the model, optimizer, loss and metrics. Try to export the model of a new run."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global gradient_norm, GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size // config.accumulation_steps
     is_new_run = config.mode == "train" and not checkpoint
     reset_keras()
+    # The model is created first, as in `export`, so that it draws the same constants.
+    model, optimizer = create_model_and_optimizer(strategy)
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
-    model, optimizer = create_model_and_optimizer(strategy)
     check_optimizers()
     if config.replicas * config.accumulation_steps > 1:
         prepare_layers_for_replicas()
@@ -2159,7 +2169,10 @@ def train_epochs(train_set, validation_set):
 
 
 def is_profiled(first_step, last_step):
-    """Return whether to profile a loop: on the chief, if it contains steps of --profile."""
+    """Return whether to profile a loop: on the chief, if it contains steps of --profile.
+
+    Its steps are `first_step` + 1 to `last_step`.
+    """
     first_profiled, last_profiled = config.profile
     return config.worker_index == 0 and first_step < last_profiled and first_profiled <= last_step
 
@@ -2379,16 +2392,14 @@ def is_in_run_dir(error):
 
 
 def report_error(error):
-    """Print why the run ends, or the traceback of a bug. Return the exit code."""
+    """Print why the run ends, or the traceback of a bug."""
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
-        return 1
-    if isinstance(error, RunFinished):
+    elif isinstance(error, RunFinished):
         print_status(error)
     else:
         # `split` removes line breaks.
         print(f"train.py: {error.label}: {' '.join(str(error).split())}", file=sys.stderr)
-    return error.exit_code
 
 
 # 7. main ------------------------------------------------------------------------------------------
@@ -2401,9 +2412,9 @@ def main(argv=None):
     # 1. Read the flags and find the devices.
     config = parse_flags(argv)
     state = State()
-    check_run_dir()
     strategy = create_strategy()
     set_up_process()
+    run_on_chief(check_run_dir)
     check_batch_size()
 
     # 2. Load the data.
@@ -2411,7 +2422,7 @@ def main(argv=None):
 
     # 3. Read the run directory.
     checkpoint = find_run()
-    load_adapted(datasets["train"], checkpoint)
+    load_adapted(checkpoint)
 
     # 4. Create the model and all that belongs to it, and restore the checkpoint.
     create_training_state(datasets, checkpoint)

@@ -120,7 +120,7 @@ class Config:
         False, "compile gradients with XLA; try it on GPUs", action=argparse.BooleanOptionalAction
     )
 
-    # Set at startup:
+    # Set at startup, when `replicas` becomes the number of all replicas and `strategy` its name:
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
     device_kind: str = "CPU"  # or "GPU" or "TPU"
     workers: int = 1
@@ -283,7 +283,8 @@ def compute_loss(labels, predictions, sample_weight):
 def score(validation):
     """Return the number, lower is better, that selects checkpoints/best.
 
-    `validation` has the loss and the metrics of a validation by name.
+    `validation` has the loss and the metrics of a validation by name. Lines of the history, which
+    have "step", "epoch" and "split", too, are compared by this function.
     """
     # TODO(you): another measure, such as -validation["accuracy"].
     return validation["loss"]
@@ -295,10 +296,10 @@ def end_epoch(history):
     Each worker calls this after an epoch is saved.
 
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
-    "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
-    changes here must depend on `history` only. Change only variables of models and optimizers:
-    a graph keeps the Python values of its trace, and checkpoints lack other variables. To predict,
-    call the model: `model.predict` divides its batch among replicas and workers.
+    "split": "validation", "loss": …, <metrics>…}. A resumed run may call this again for the last of
+    them, so what changes here must depend on `history` only. Change only variables of models and
+    optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
+    To predict, call the model: `model.predict` divides its batch among replicas and workers.
     """
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
@@ -630,9 +631,9 @@ def create_strategy():
         raise WrongInput(f"--replicas {config.replicas} is for one worker; unset TF_CONFIG")
     config.device_kind = find_device_kind()
     name = choose_strategy()
-    # With this optimization, a step could update a weight before it reads it. It removes control
-    # edges that a path through another operation implies, such as the IdentityN of all gradients
-    # in the sum over replicas. Then it removes the IdentityN, too.
+    # With the dependency optimization, a step could update a weight before it reads it. It removes
+    # control edges that a path through another operation implies, such as the IdentityN of all
+    # gradients in the sum over replicas. Then it removes that IdentityN, too.
     disabled = ["dependency_optimization"]
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers. For example,
@@ -1291,14 +1292,15 @@ def check_optimizers():
 
 
 def create_training_state():
-    """Create the loss, the metrics, the model and the optimizer."""
+    """Create the model, the optimizer, the loss and the metrics."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global GLOBAL_BATCH_SIZE, compute_gradients
     GLOBAL_BATCH_SIZE = config.global_batch_size
     reset_keras()
+    # The model is created first, as in `export`, so that it draws the same constants.
+    model, optimizer = create_model_and_optimizer(strategy)
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(strategy)
-    model, optimizer = create_model_and_optimizer(strategy)
     if config.replicas > 1:
         check_optimizers()
         prepare_layers_for_replicas()
@@ -1376,12 +1378,12 @@ def finish_epoch(validation_set, trained):
     validated = validate(*validation_set)
     check_finite(validated["loss"] + score(validated))
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
-    # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
-    # saves both here. "last" is saved without this validation, which a resumed run repeats.
-    if is_best:
-        save("best")
+    # "last" lacks this validation: a run that resumes from it repeats the validation, and saves
+    # "best" here, in case a kill came between the two.
     if trained:  # not when resumed here: a kill while the same files are written would corrupt them
         save("last")
+    if is_best:
+        save("best")
     state.history.append(log("validation", validated))
     print_epoch(validated, trained, is_best)
     sum_over_workers(0)  # wait for the chief: `end_epoch` may read the checkpoints

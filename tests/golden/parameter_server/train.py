@@ -114,7 +114,7 @@ class Config:
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "seed of initial weights, data order and dropout", type=bounded(int, -1))
 
-    # Set at startup:
+    # Set at startup, when `replicas` becomes the number of all replicas and `strategy` its name:
     workers: int = 1
     servers: int = 0  # 0 without a cluster
     train_data: str = ""  # the number of training examples, and their checksum
@@ -279,7 +279,8 @@ def compute_loss(labels, predictions, sample_weight):
 def score(validation):
     """Return the number, lower is better, that selects checkpoints/best.
 
-    `validation` has the loss and the metrics of a validation by name.
+    `validation` has the loss and the metrics of a validation by name. Lines of the history, which
+    have "step", "epoch" and "split", too, are compared by this function.
     """
     # TODO(you): another measure, such as -validation["accuracy"].
     return validation["loss"]
@@ -291,10 +292,10 @@ def end_epoch(history):
     The chief calls this after an epoch is saved.
 
     `history` has the log lines of all validations, the newest last: {"step": …, "epoch": …,
-    "loss": …, <metrics>…}. A resumed run may call this again for the last of them, so what
-    changes here must depend on `history` only. Change only variables of models and optimizers:
-    a graph keeps the Python values of its trace, and checkpoints lack other variables. To predict,
-    call the model: `model.predict` divides its batch among replicas and workers.
+    "split": "validation", "loss": …, <metrics>…}. A resumed run may call this again for the last of
+    them, so what changes here must depend on `history` only. Change only variables of models and
+    optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
+    To predict, call the model: `model.predict` divides its batch among replicas and workers.
     """
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
@@ -1415,16 +1416,17 @@ def reset_keras():
 
 
 def create_training_state():
-    """Create the loss, the metrics, the model and the optimizer."""
+    """Create the model, the optimizer, the loss and the metrics."""
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size
     reset_keras()
+    # The model is created first, as in `export`, so that it draws the same constants.
+    model, optimizer = create_model_and_optimizer(strategy)
     loss_object = create_loss_objects(strategy)
     train_metrics, validation_metrics, test_metrics = create_metrics(tf.distribute.get_strategy())
     for metric in train_metrics + validation_metrics + test_metrics:
         redirect_updates(metric)
-    model, optimizer = create_model_and_optimizer(strategy)
     with strategy.scope():
         for each, its_optimizer in zip(*map(tf.nest.flatten, (model, optimizer)), strict=True):
             if its_optimizer:
@@ -1501,12 +1503,12 @@ def finish_epoch(validation_set, trained):
         raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
     check_finite(validated["loss"] + score(validated))
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
-    # "best" is saved first: after a kill between the two, the run resumes from an older "last", and
-    # saves both here. "last" is saved without this validation, which a resumed run repeats.
-    if is_best:
-        save("best")
+    # "last" lacks this validation: a run that resumes from it repeats the validation, and saves
+    # "best" here, in case a kill came between the two.
     if trained:  # not when resumed here: a kill while the same files are written would corrupt them
         save("last")
+    if is_best:
+        save("best")
     state.history.append(log("validation", validated))
     print_epoch(validated, trained, is_best)
     if end_epoch(state.history):
