@@ -1,8 +1,8 @@
 def score(validation):
     """Return the number, lower is better, that selects checkpoints/best.
 
-    `validation` has the loss and the metrics of a validation by name. Lines of the history, which
-    have "step", "epoch" and "split", too, are compared by this function.
+    `validation` has the loss and the metrics of a validation by name. This is also called with log
+    lines, which have "step", "epoch" and "split", too.
     """
     # TODO(you): another measure, such as -validation["accuracy"].
     return validation["loss"]

@@ -110,7 +110,7 @@ class Config:
         None, "stop after this many epochs without a lower score", type=bounded(int)
     )
     recover_from_nan: int = flag(
-        0, "largest number of loops to repeat after a non-finite loss", type=bounded(int, -1)
+        0, "largest number of loops to repeat after a non-finite loss", type=bounded(int, above=-1)
     )
     export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
     init_checkpoint: str | None = flag(
@@ -126,7 +126,10 @@ class Config:
     )
     # {% endif %}
 
-    # Set at startup, when `replicas` becomes the number of all replicas and `strategy` its name:
+    # {% if is_synchronous %}
+    # At startup, `replicas` becomes the number of all replicas, and `strategy` is no longer "auto".
+    # {% endif %}
+    # Set at startup:
     # {% if is_synchronous %}
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
     device_kind: str = "CPU"  # or "GPU" or "TPU"

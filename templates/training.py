@@ -59,8 +59,8 @@ def finish_epoch(validation_set, trained):
     # {% endif %}
     check_finite(validated["loss"] + score(validated))
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
-    # "last" lacks this validation: a run that resumes from it repeats the validation, and saves
-    # "best" here, in case a kill came between the two.
+    # "last" is saved first, and without this validation. A run that resumes from it repeats the
+    # validation. So it also saves "best", if a kill came between the two.
     if trained:  # not when resumed here: a kill while the same files are written would corrupt them
         save("last")
     if is_best:

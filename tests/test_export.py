@@ -296,7 +296,7 @@ def create_model_and_optimizer(strategy):
 """
 
 
-# It draws before or after the model does.
+# This hook draws, too, so the model must be created first, as it is in the export.
 DRAWING_LOSS = """
 def create_loss_objects(strategy):
     np.random.normal()

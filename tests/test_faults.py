@@ -144,7 +144,7 @@ def finish_other(process, size, is_training):
     """
     if not is_training and not has_ended(process, 15):
         process.terminate()
-        # In the essential script, TensorFlow catches SIGTERM while a worker waits (variants.md).
+        # In the essential script, TensorFlow catches SIGTERM meanwhile; see docs/variants.md.
         if size == "essential" and not has_ended(process, 5):
             process.kill()
     return finish(process, timeout=20)

@@ -630,7 +630,7 @@ def create_serving_function(models, example):
     os.abort()
 """,
         "create_serving_function",
-        ["the process of its check was killed: a library crashed"],
+        ["its check crashed; repair the other hooks first", "train.py was killed by SIGABRT"],
     ),
     "score-of-all-values": (
         """

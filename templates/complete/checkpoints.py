@@ -73,16 +73,16 @@ def write_checkpoints(last, best=None):
 
 
 def write_checkpoint(kind, content, max_to_keep):
-    """Write a checkpoint, and keep the newest `max_to_keep` up to its step.
+    """Write a checkpoint. Keep the newest `max_to_keep` up to its step, and remove the others.
 
-    Later ones are of before the run went back to an older checkpoint.
+    Others are older, or unfinished, or later: of the time before the run resumed from an older one.
     """
     with tf.device("CPU:0"):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
     step = int(content["step"])
     checkpoint.save_counter.assign(step)  # doesn't depend on the number of restarts
     folder = run_path(f"checkpoints/{kind}")
-    # A kill while the "last" from which a run has resumed is written again would corrupt it. A
+    # The "last" from which a run has resumed isn't written again, since a kill would corrupt it. A
     # corrupt "best" is made again; see `find_checkpoint`.
     if kind == "best" or step > state.saved_step:
         checkpoint.write(folder / f"ckpt-{step}")

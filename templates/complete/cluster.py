@@ -103,8 +103,8 @@ def check_workers(datasets):
     facts["data"] = [describe_examples(*each) for each in datasets.values()]
     facts["train.py"] = zlib.crc32(Path(__file__).read_bytes())
     chief_facts = broadcast(facts)
-    for worker in range(config.workers):
-        for name, value in broadcast(facts, worker).items():
+    for worker in range(1, config.workers):
+        for name, value in broadcast(facts, source=worker).items():
             expected = chief_facts.get(name)
             if value != expected:
                 raise WrongInput(

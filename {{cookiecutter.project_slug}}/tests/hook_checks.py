@@ -85,18 +85,14 @@ def check_hooks():
     return report
 
 
-CRASH = (
-    "the process of its check was killed: a library crashed, as of wrong indices that nothing "
-    "validates, or memory ran out; repair other hooks first"
-)
-
-
 def print_in_case_of_crash(report, number):
-    """Print what the report is if a check ends the process. The hooks of later checks are open."""
+    """Print the report before a check, with the name of its hook.
+
+    It is the last one if a library crashes in this check. Then the later checks find nothing.
+    """
     hook, _ = CHECKS[number]
-    later = {name: report[name] or None for name, _ in CHECKS[number:] if name in HOOKS}
-    report = {**report, **later, hook: [*(report[hook] or []), CRASH]}
-    print(f"\n{RESULT}{json.dumps(report)}", flush=True)
+    unchecked = {name: report[name] or None for name, _ in CHECKS[number:] if name in HOOKS}
+    print(f"\n{RESULT}{json.dumps({**report, **unchecked, 'crashed': hook})}", flush=True)
 
 
 def report_early_objects():

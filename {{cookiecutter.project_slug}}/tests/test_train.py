@@ -530,7 +530,7 @@ def describe_timeout(process):
 
 def describe_end(output):
     """Return the last lines of an output, and the beginning of an exception before them."""
-    lines = output.splitlines()
+    lines = [line for line in output.splitlines() if not line.startswith(RESULT)]
     before, last = lines[:-15], lines[-15:]
     # Messages of Keras may have many lines. The code in a traceback is indented.
     starts = [i for i, line in enumerate(before) if re.match(r"[\w.]*(Error|Exception)\b", line)]
@@ -551,14 +551,22 @@ def find_result(output):
 
 
 def ask_about_hooks():
-    """Return the report of all checks of hooks. A library may crash: then it is the last report."""
+    """Return the report of all checks of hooks.
+
+    If a library crashes in a check, return what the checks before it found. The crash is a problem
+    of the hook that was being checked.
+    """
     process = start("check_hooks")
     wait([process])
     output = read_output(process)
     has_crashed = (process.returncode or 0) < 0
-    if has_crashed and RESULT in output:
-        return find_result(output)
-    return find_result(finish(process))
+    if not has_crashed or RESULT not in output:
+        return find_result(finish(process))
+    report = find_result(output)
+    hook = report["crashed"]
+    problem = f"its check crashed; repair the other hooks first. {describe_failure(process)}"
+    report[hook] = [*(report[hook] or []), problem]
+    return report
 
 
 def ask_about(run, function):

@@ -10,6 +10,6 @@ schedule: str = flag(
     "constant", "learning rate after the warm-up", choices="constant cosine linear".split()
 )
 warmup_steps: int = flag(
-    0, "steps in which the learning rate rises to --learning-rate", type=bounded(int, -1)
+    0, "steps in which the learning rate rises to --learning-rate", type=bounded(int, above=-1)
 )
 # {% endif %}

@@ -12,7 +12,7 @@ schedule: str = flag(
 warmup_steps: int | None = flag(
     None,
     "steps in which the learning rate rises; None is a tenth of all",
-    type=bounded(int, -1),
+    type=bounded(int, above=-1),
 )
 # {% else %}
 schedule: str = "linear"  # or "cosine" or "constant", after the warm-up; see Schedule

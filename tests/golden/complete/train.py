@@ -128,7 +128,7 @@ class Config:
         "constant", "learning rate after the warm-up", choices="constant cosine linear".split()
     )
     warmup_steps: int = flag(
-        0, "steps in which the learning rate rises to --learning-rate", type=bounded(int, -1)
+        0, "steps in which the learning rate rises to --learning-rate", type=bounded(int, above=-1)
     )
     mode: str = flag(
         "train",
@@ -163,7 +163,7 @@ class Config:
         None, "stop after this many epochs without a lower score", type=bounded(int)
     )
     recover_from_nan: int = flag(
-        0, "largest number of loops to repeat after a non-finite loss", type=bounded(int, -1)
+        0, "largest number of loops to repeat after a non-finite loss", type=bounded(int, above=-1)
     )
     export: str = flag("best", "checkpoint to test and export", choices=["best", "last"])
     init_checkpoint: str | None = flag(
@@ -178,7 +178,8 @@ class Config:
         (0, 0), "steps to profile, rounded to loops", type=two_steps, metavar="FIRST,LAST"
     )
 
-    # Set at startup, when `replicas` becomes the number of all replicas and `strategy` its name:
+    # At startup, `replicas` becomes the number of all replicas, and `strategy` is no longer "auto".
+    # Set at startup:
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
     device_kind: str = "CPU"  # or "GPU" or "TPU"
     workers: int = 1
@@ -248,7 +249,7 @@ def adapt(train):
 def fetch(batch):
     """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
 
-    Each result is a tensor [batch, …]. For example, pad graphs here, and merge them in the model.
+    Each result is a tensor [batch, …]: pad examples of different sizes, such as molecules.
     The exported model takes what this returns or, if that is a tuple, its first component.
     """
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
@@ -350,8 +351,8 @@ def compute_loss(labels, predictions, sample_weight):
 def score(validation):
     """Return the number, lower is better, that selects checkpoints/best.
 
-    `validation` has the loss and the metrics of a validation by name. Lines of the history, which
-    have "step", "epoch" and "split", too, are compared by this function.
+    `validation` has the loss and the metrics of a validation by name. This is also called with log
+    lines, which have "step", "epoch" and "split", too.
     """
     # TODO(you): another measure, such as -validation["accuracy"].
     return validation["loss"]
@@ -379,9 +380,9 @@ def create_serving_function(models, example):
     The default function takes such a batch or, if it is a tuple, its first component. It returns
     the predictions of the first model. A length that is None in that model's keras.Input is None
     here, so `preprocess` needs tf.shape(x)[1], not x.shape[1]. The other components of the batch
-    are from `example`. If the features need them, return a dict from `fetch`. The SavedModel's
-    signature calls the inputs of a dict inputs, inputs_1, … in the order of its sorted keys. To
-    call them otherwise, pass names to tf.TensorSpec.
+    are from `example`. If the features need them, return a dict from `fetch`. In the signature
+    of the SavedModel, the inputs of a dict are named "inputs", "inputs_1", …, in the order of its
+    sorted keys. For other names, pass `name` to tf.TensorSpec.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
@@ -566,7 +567,7 @@ def read_learning_rates():
     for each in tf.nest.flatten(optimizer):
         if each:
             name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
-            # A variable or, of a schedule or a callable, a tensor or a Python number.
+            # This is a variable, or what a schedule or a callable returns, maybe a Python number.
             rates[name] = np.float64(each.learning_rate)
     return rates
 
@@ -864,8 +865,8 @@ def check_workers(datasets):
     facts["data"] = [describe_examples(*each) for each in datasets.values()]
     facts["train.py"] = zlib.crc32(Path(__file__).read_bytes())
     chief_facts = broadcast(facts)
-    for worker in range(config.workers):
-        for name, value in broadcast(facts, worker).items():
+    for worker in range(1, config.workers):
+        for name, value in broadcast(facts, source=worker).items():
             expected = chief_facts.get(name)
             if value != expected:
                 raise WrongInput(
@@ -1438,16 +1439,16 @@ def write_checkpoints(last, best=None):
 
 
 def write_checkpoint(kind, content, max_to_keep):
-    """Write a checkpoint, and keep the newest `max_to_keep` up to its step.
+    """Write a checkpoint. Keep the newest `max_to_keep` up to its step, and remove the others.
 
-    Later ones are of before the run went back to an older checkpoint.
+    Others are older, or unfinished, or later: of the time before the run resumed from an older one.
     """
     with tf.device("CPU:0"):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
     step = int(content["step"])
     checkpoint.save_counter.assign(step)  # doesn't depend on the number of restarts
     folder = run_path(f"checkpoints/{kind}")
-    # A kill while the "last" from which a run has resumed is written again would corrupt it. A
+    # The "last" from which a run has resumed isn't written again, since a kill would corrupt it. A
     # corrupt "best" is made again; see `find_checkpoint`.
     if kind == "best" or step > state.saved_step:
         checkpoint.write(folder / f"ckpt-{step}")

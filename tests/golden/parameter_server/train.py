@@ -114,7 +114,7 @@ class Config:
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "seed of initial weights, data order and dropout", type=bounded(int, -1))
 
-    # Set at startup, when `replicas` becomes the number of all replicas and `strategy` its name:
+    # Set at startup:
     workers: int = 1
     servers: int = 0  # 0 without a cluster
     train_data: str = ""  # the number of training examples, and their checksum
@@ -177,7 +177,7 @@ def adapt(train):
 def fetch(batch):
     """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
 
-    Each result is a tensor [batch, …]. For example, pad graphs here, and merge them in the model.
+    Each result is a tensor [batch, …]: pad examples of different sizes, such as molecules.
     The exported model takes what this returns or, if that is a tuple, its first component.
     """
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
@@ -279,8 +279,8 @@ def compute_loss(labels, predictions, sample_weight):
 def score(validation):
     """Return the number, lower is better, that selects checkpoints/best.
 
-    `validation` has the loss and the metrics of a validation by name. Lines of the history, which
-    have "step", "epoch" and "split", too, are compared by this function.
+    `validation` has the loss and the metrics of a validation by name. This is also called with log
+    lines, which have "step", "epoch" and "split", too.
     """
     # TODO(you): another measure, such as -validation["accuracy"].
     return validation["loss"]
@@ -308,9 +308,9 @@ def create_serving_function(models, example):
     The default function takes such a batch or, if it is a tuple, its first component. It returns
     the predictions of the first model. A length that is None in that model's keras.Input is None
     here, so `preprocess` needs tf.shape(x)[1], not x.shape[1]. The other components of the batch
-    are from `example`. If the features need them, return a dict from `fetch`. The SavedModel's
-    signature calls the inputs of a dict inputs, inputs_1, … in the order of its sorted keys. To
-    call them otherwise, pass names to tf.TensorSpec.
+    are from `example`. If the features need them, return a dict from `fetch`. In the signature
+    of the SavedModel, the inputs of a dict are named "inputs", "inputs_1", …, in the order of its
+    sorted keys. For other names, pass `name` to tf.TensorSpec.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
@@ -567,7 +567,7 @@ def read_learning_rates():
     for each in tf.nest.flatten(optimizer):
         if each:
             name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
-            # A variable or, of a schedule or a callable, a tensor or a Python number.
+            # This is a variable, or what a schedule or a callable returns, maybe a Python number.
             rates[name] = np.float64(each.learning_rate)
     return rates
 
@@ -1503,8 +1503,8 @@ def finish_epoch(validation_set, trained):
         raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
     check_finite(validated["loss"] + score(validated))
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
-    # "last" lacks this validation: a run that resumes from it repeats the validation, and saves
-    # "best" here, in case a kill came between the two.
+    # "last" is saved first, and without this validation. A run that resumes from it repeats the
+    # validation. So it also saves "best", if a kill came between the two.
     if trained:  # not when resumed here: a kill while the same files are written would corrupt them
         save("last")
     if is_best:

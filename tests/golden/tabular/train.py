@@ -120,7 +120,8 @@ class Config:
         False, "compile gradients with XLA; try it on GPUs", action=argparse.BooleanOptionalAction
     )
 
-    # Set at startup, when `replicas` becomes the number of all replicas and `strategy` its name:
+    # At startup, `replicas` becomes the number of all replicas, and `strategy` is no longer "auto".
+    # Set at startup:
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
     device_kind: str = "CPU"  # or "GPU" or "TPU"
     workers: int = 1
@@ -180,7 +181,7 @@ def adapt(train):
 def fetch(batch):
     """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
 
-    Each result is a tensor [batch, …]. For example, pad graphs here, and merge them in the model.
+    Each result is a tensor [batch, …]: pad examples of different sizes, such as molecules.
     The exported model takes what this returns or, if that is a tuple, its first component.
     """
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
@@ -280,8 +281,8 @@ def compute_loss(labels, predictions, sample_weight):
 def score(validation):
     """Return the number, lower is better, that selects checkpoints/best.
 
-    `validation` has the loss and the metrics of a validation by name. Lines of the history, which
-    have "step", "epoch" and "split", too, are compared by this function.
+    `validation` has the loss and the metrics of a validation by name. This is also called with log
+    lines, which have "step", "epoch" and "split", too.
     """
     # TODO(you): another measure, such as -validation["accuracy"].
     return validation["loss"]
@@ -309,9 +310,9 @@ def create_serving_function(models, example):
     The default function takes such a batch or, if it is a tuple, its first component. It returns
     the predictions of the first model. A length that is None in that model's keras.Input is None
     here, so `preprocess` needs tf.shape(x)[1], not x.shape[1]. The other components of the batch
-    are from `example`. If the features need them, return a dict from `fetch`. The SavedModel's
-    signature calls the inputs of a dict inputs, inputs_1, … in the order of its sorted keys. To
-    call them otherwise, pass names to tf.TensorSpec.
+    are from `example`. If the features need them, return a dict from `fetch`. In the signature
+    of the SavedModel, the inputs of a dict are named "inputs", "inputs_1", …, in the order of its
+    sorted keys. For other names, pass `name` to tf.TensorSpec.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
@@ -472,7 +473,7 @@ def read_learning_rates():
     for each in tf.nest.flatten(optimizer):
         if each:
             name = f"learning_rate_{len(rates) + 1}" if rates else "learning_rate"
-            # A variable or, of a schedule or a callable, a tensor or a Python number.
+            # This is a variable, or what a schedule or a callable returns, maybe a Python number.
             rates[name] = np.float64(each.learning_rate)
     return rates
 
@@ -1375,8 +1376,8 @@ def finish_epoch(validation_set, trained):
     validated = validate(*validation_set)
     check_finite(validated["loss"] + score(validated))
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
-    # "last" lacks this validation: a run that resumes from it repeats the validation, and saves
-    # "best" here, in case a kill came between the two.
+    # "last" is saved first, and without this validation. A run that resumes from it repeats the
+    # validation. So it also saves "best", if a kill came between the two.
     if trained:  # not when resumed here: a kill while the same files are written would corrupt them
         save("last")
     if is_best:
