@@ -7,9 +7,12 @@ must find it. They must fail, with a message that names the hook and the cause.
 import functools
 import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
-from running import run_project_tests
+from running import environment, run_project_tests, wait_until
 from variants import IMAGE_LAYERS, PLATEAU, TEACHER, replace_image_model, write_variant
 
 LONG = pytest.mark.long
@@ -2224,3 +2227,42 @@ def test_exception_in_a_run_reports_the_hook(run_tests):
     [line] = [number for number, line in enumerate(lines, start=1) if statement in line]
     message = f"ended with exit code 1. The error comes from preprocess (train.py, line {line})"
     assert message in report.output
+
+
+@pytest.mark.long
+def test_exception_in_all_runs_is_printed_once(run_tests):
+    statement = "images = tf.ensure_shape(images, [4, 8, 8, 1])"
+    report = run_tests(return_batch(before=statement), only="do_not_depend or evaluation")
+    assert set(report.outcomes.items()) == {
+        (name, "FAILED") for name in (REPLICAS, MORE_REPLICAS, EVALUATION)
+    }
+    assert report.output.count(statement) == 1
+    same = f"The report is the same as in test_{REPLICAS}."
+    assert report.output.count(same) == 2
+
+
+def list_session(leader):
+    """Return the processes of the session of a process."""
+    members = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.getsid(int(name)) == leader:
+                members.append(int(name))
+        except ProcessLookupError:
+            continue  # it ended meanwhile
+    return members
+
+
+@pytest.mark.long
+def test_sigterm_ends_all_processes(render, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", REPLICAS],
+        cwd=render(tmp_path),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_until(lambda: len(list_session(process.pid)) > 1, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    wait_until(lambda: not list_session(process.pid), timeout=10)

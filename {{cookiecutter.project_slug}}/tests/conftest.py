@@ -1,8 +1,26 @@
-"""Adds the lines of train.py that are still marked TODO(you) to what pytest reports."""
+"""Changes what pytest prints: a failure is printed once, and the lines marked TODO(you) are listed.
+
+A hook that raises an exception fails in every run, so in several tests.
+"""
 
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[1] / "train.py"
+FAILURES: dict[str, str] = {}  # the first test that failed with a text
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.failed:
+        text = report.longreprtext
+        first = FAILURES.setdefault(text, item.name)
+        if first != item.name:
+            problem = text.partition("\n")[0].removesuffix(" Its last lines:")
+            report.longrepr = f"{problem}\nThe report is the same as in {first}."
+    return report
 
 
 def find_marks():

@@ -62,7 +62,8 @@ ROUNDING_SHOWS = """The cause is rounding: on 1 replica, initial weights that di
 errors change the results, too, from step {step} on. Before it, replicas agree. Possible causes:
 - create_model_and_optimizer: a deep model or a high learning rate, which amplify rounding errors
 - create_model_and_optimizer: a weight without effect on the loss, such as a bias before a
-  normalization: its gradient is a rounding error, which Adam scales up; set use_bias=False
+  normalization: its gradient is a rounding error, which optimizers like Adam scale up; set
+  use_bias=False
 - any hook: a choice between nearly equal values, such as argmax"""
 FLIPS_SHOW = """The cause is probably rounding. All losses agree, and all metrics in the first line.
 In later lines, rounding changes the predicted class of a few examples."""
@@ -121,6 +122,8 @@ JOBS = (
 @pytest.fixture(scope="session", autouse=True)
 def background(request):
     """Start the jobs of all selected tests. End what is left of them after the tests."""
+    # Otherwise SIGTERM would end pytest at once, and its processes would go on.
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("received SIGTERM", 143))
     needed = {name for item in request.session.items for name in item.fixturenames}
     for name in JOBS:
         if name in needed:
