@@ -5,7 +5,9 @@ def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # {% if cookiecutter.__size == "parameter_server" %}
     if config.servers and is_server_failure(error):
-        error = RunInterrupted("a parameter server failed; start all tasks again")
+        error = RunInterrupted(
+            "a parameter server failed, or the chief's port is in use; start all tasks again"
+        )
     # {% else %}
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
     # differs. `!r` is its repr, which begins with the type.

@@ -1,5 +1,5 @@
 def print_status(line, end="\n"):
-    """Print a line on the chief. On a terminal, it replaces the progress bar."""
+    """Print a line. On a terminal, it replaces the progress bar."""
     # {% if cookiecutter.__size != "parameter_server" %}
     if config.worker_index > 0:
         return

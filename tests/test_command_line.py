@@ -50,6 +50,7 @@ BAD_FLAGS = {
     "two replicas on one device": ("--replicas 2 --strategy one_device", "one_device"),
     "run directory is a file": ("--run-dir file", "--run-dir file", "folder"),
     "run directory below a file": ("--run-dir file/run", "--run-dir file/run"),
+    "run directory that can't be created": ("--run-dir /proc/no/run", "--run-dir /proc/no/run"),
     "run directory of another program": ("--run-dir other", "--run-dir other"),
     "run directory is a URL": ("--run-dir gs://bucket/run", "gs://bucket/run"),
     "evaluate a URL": ("--mode evaluate --run-dir gs://bucket/run", "gs://bucket/run"),
@@ -70,6 +71,7 @@ BAD_FLAGS_OF_ESSENTIAL = {
     "evaluate a missing run": ("--mode evaluate", "no complete best checkpoint"),
     "run directory is a file": ("--run-dir file", "--run-dir file"),
     "run directory below a file": ("--run-dir file/run", "--run-dir file/run"),
+    "run directory that can't be created": ("--run-dir /proc/no/run", "--run-dir /proc/no/run"),
     "run directory that TensorFlow can't read": ("--run-dir run[1]", "--run-dir run[1]"),
     "run directory that is a URL": ("--run-dir gs://bucket/run", "--run-dir gs://bucket/run"),
 }

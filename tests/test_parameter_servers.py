@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -782,6 +783,24 @@ def test_project_tests_pass(render, tmp_path):
     assert " skipped" not in finished.stdout
 
 
+LOSS_SCALE = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, optimizer = original(strategy)
+    return model, keras.optimizers.LossScaleOptimizer(optimizer)
+"""
+
+
+@pytest.mark.long
+def test_optimizer_that_fails_is_reported_by_the_project_tests(render, tmp_path):
+    project = render(tmp_path, distribution="parameter_server")
+    write_variant(project / "train.py", project, LOSS_SCALE)
+    finished = run_project_tests(project, "-k", "contract and create_model")
+    assert finished.returncode == 1
+    problem = "the optimizer's inner_optimizer raises an error with parameter servers; leave it out"
+    assert problem in finished.stdout
+
+
 # --------------------------------------------------------------------------------------------------
 # Wrong input
 # --------------------------------------------------------------------------------------------------
@@ -852,6 +871,43 @@ def test_port_in_use_is_rejected(cluster):
     first.kill()
     assert outcome.code == 2
     assert_one_line(outcome.errors, "worker 0", "127.0.0.1:")
+
+
+@pytest.mark.long
+def test_port_of_the_chief_in_use_is_reported(cluster):
+    tasks = cluster()
+    _, _, port = tasks.addresses["chief"][0].partition(":")
+    with socket.create_server(("127.0.0.1", int(port))):
+        outcome = tasks.start(tasks=[("chief", 0)]).finish(("chief", 0))
+    assert outcome["chief", 0].code == 143
+    assert_one_line(outcome["chief", 0].errors, "the chief's port is in use")
+
+
+PAUSE_BEFORE_RESTORING = """
+@wraps_original
+def restore(original, kind, path):
+    Path("restoring").touch()
+    while Path("restoring").exists():
+        time.sleep(0.01)
+    return original(kind, path)
+"""
+
+
+@pytest.mark.long
+def test_server_lost_while_restoring_is_no_corrupt_checkpoint(cluster, server_script):
+    tasks = cluster()
+    tasks.train("--epochs", "1")
+    folder = tasks.folder / "chief-0"
+    write_variant(server_script, folder, PAUSE_BEFORE_RESTORING)
+    tasks.start("--epochs", "2")
+    pause = folder / "restoring"
+    wait_until(pause.exists, tasks.chief)
+    tasks.processes["ps", 0].kill()
+    tasks.finish(("ps", 0))
+    pause.unlink()
+    outcome = tasks.finish(("chief", 0))["chief", 0]
+    assert outcome.code == 143
+    assert_one_line(outcome.errors, "a parameter server failed")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2241,6 +2241,15 @@ def test_exception_in_all_runs_is_printed_once(run_tests):
     assert report.output.count(same) == 2
 
 
+@pytest.mark.long
+def test_workers_connect_despite_a_proxy(run_tests, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    begin = functools.partial(run_project_tests, in_forks=False)
+    report = run_tests(only=WORKERS, begin=begin)
+    assert report.outcomes == {WORKERS: "PASSED"}
+
+
 def list_session(leader):
     """Return the processes of the session of a process."""
     members = []

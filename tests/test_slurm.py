@@ -282,6 +282,19 @@ def test_restarts_are_limited(create_project, slurm):
     assert "no restarts left" in read_logs(project, job)[0]
 
 
+@pytest.mark.long
+@needs_slurm
+def test_job_that_cannot_be_requeued_names_the_cause(create_project, slurm):
+    project = create_project()
+    (project / "train.py").write_text(KILL_ITSELF)
+    job = submit(slurm, project, options=("--no-requeue",))
+    shown = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert_ended(shown, "FAILED", "137:0")
+    log = read_logs(project, job)[0]
+    assert "Slurm can't requeue the job; submit it again to resume" in log
+    assert "no restarts left" not in log
+
+
 # --------------------------------------------------------------------------------------------------
 # Parameter servers: the chief and a server on the first node, two workers on the second
 # --------------------------------------------------------------------------------------------------

@@ -49,7 +49,8 @@ def run_in_turn(step_function, metrics, iterator, places, training=False):
     return tf.reduce_sum(tf.map_fn(run_step, places, fn_output_signature=tf.float64), axis=0)
 
 
-# The last call of a loop may have fewer steps. `reduce_retracing` traces one graph for all numbers.
+# The last call of a loop may have fewer steps. `reduce_retracing` traces a second graph, for any
+# number of steps, instead of one graph for each.
 @tf.function(reduce_retracing=True)
 def distributed_train_step(iterator, places):
     """Take training steps on the worker that is free first.

@@ -1,4 +1,6 @@
-GRACE_SECONDS = 20  # after a signal, for the steps under way
+# For the steps under way after a signal, and until an unreachable task is lost. The chief may wait
+# twice as long, so use at most a third of the time that a scheduler leaves before SIGKILL.
+GRACE_SECONDS = 20
 signals: list = []  # received by this task; on the chief, their times
 
 

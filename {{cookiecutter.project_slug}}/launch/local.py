@@ -243,6 +243,8 @@ class Cluster:
             task.watcher.join()
         if stop_requests:
             self.handle_ended_tasks()  # a task that a second Ctrl-C killed is a failure
+            # Report a task that could not save, rather than those that were only stopped.
+            self.failures.sort(key=Task.was_interrupted)
         if not self.failures:
             return None
         return self.failures[0]
@@ -417,7 +419,7 @@ def main(argv):
         failure = cluster.run()
         if failure is None:
             return 0
-        if stop_requests:
+        if stop_requests and failure.was_interrupted():
             return INTERRUPTED
         if not failure.was_interrupted() or not restarts.is_left():
             report_failure(failure)

@@ -41,7 +41,8 @@ def check_model():
     yield from check_scope("the optimizer", optimizers)
     yield from check_optimizer_tracking(models, created[1])
     # The outer one may be a LossScaleOptimizer.
-    yield from check_settings([getattr(each, "inner_optimizer", each) for each in optimizers])
+    inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
+    yield from check_settings([*optimizers, *inner])
     yield from check_predictions()
 
 
@@ -114,22 +115,25 @@ def is_unknown_variable(value, known_ids):
 
 
 def check_settings(optimizers):
-    """Yield a sentence for each setting of an optimizer that is wrong on several replicas."""
-    raises = "raises an error on several replicas"
+    """Yield a sentence for each setting of an optimizer that fails or is wrong."""
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    problem = "raises an error with parameter servers; leave it out"
+    settings = dict.fromkeys(
+        ["gradient_accumulation_steps", "ema_overwrite_frequency", "inner_optimizer"], problem
+    )
+    # {% else %}
+    problem = "raises an error on several replicas; use {} of the complete script instead"
     settings = {
-        "gradient_accumulation_steps": (raises, "--accumulation-steps"),
-        "ema_overwrite_frequency": (raises, "--ema-momentum"),
-        # {% if cookiecutter.distribution == "synchronous" %}
-        "clipnorm": (raises, "--clip-norm"),
-        "global_clipnorm": (raises, "--clip-norm"),
-        "clipvalue": (raises, "--clip-norm"),
-        # {% endif %}
+        "gradient_accumulation_steps": problem.format("--accumulation-steps"),
+        "ema_overwrite_frequency": problem.format("--ema-momentum"),
+        "clipnorm": problem.format("--clip-norm"),
+        "global_clipnorm": problem.format("--clip-norm"),
+        "clipvalue": problem.format("--clip-norm"),
     }
-    for setting, (problem, flag) in settings.items():
+    # {% endif %}
+    for setting, problem in settings.items():
         if any(getattr(optimizer, setting, None) for optimizer in optimizers):
-            yield (
-                f"the optimizer's {setting} {problem}; use {flag} of the complete script instead"
-            )
+            yield f"the optimizer's {setting} {problem}"
     if any(type(optimizer).__name__ == "MultiOptimizer" for optimizer in optimizers):
         yield (
             "a MultiOptimizer has no learning rate for the log; return a tuple of models, with an "

@@ -449,6 +449,7 @@ def start(function, *arguments, **variables):
     """Start a process that runs a function of train_runs.py. Its output goes to process.log."""
     env = {name: os.environ[name] for name in os.environ if name not in ("TF_CONFIG", "TPU_NAME")}
     env["CUDA_VISIBLE_DEVICES"] = "-1"
+    env["grpc_proxy"] = ""  # workers connect directly, even if http_proxy is set
     env["PYTHONIOENCODING"] = "utf-8"
     env["PYTHONPATH"] = os.pathsep.join([str(PROJECT), env.get("PYTHONPATH", "")])
     env.update(variables)
@@ -561,14 +562,18 @@ def ask_about_hooks():
     """
     process = start("check_hooks")
     wait([process])
+    if process.poll() is None:
+        process.kill()
+        fail(describe_timeout(process))
     output = read_output(process)
     has_crashed = (process.returncode or 0) < 0
     if not has_crashed or RESULT not in output:
         return find_result(finish(process))
     report = find_result(output)
     hook = report["crashed"]
-    problem = f"its check crashed; repair the other hooks first. {describe_failure(process)}"
-    report[hook] = [*(report[hook] or []), problem]
+    if hook in HOOKS:  # otherwise, a search for causes crashed
+        problem = f"its check crashed; repair the other hooks first. {describe_failure(process)}"
+        report[hook] = [*(report[hook] or []), problem]
     return report
 
 

@@ -452,7 +452,8 @@ def run_in_turn(step_function, metrics, iterator, places, training=False):
     return tf.reduce_sum(tf.map_fn(run_step, places, fn_output_signature=tf.float64), axis=0)
 
 
-# The last call of a loop may have fewer steps. `reduce_retracing` traces one graph for all numbers.
+# The last call of a loop may have fewer steps. `reduce_retracing` traces a second graph, for any
+# number of steps, instead of one graph for each.
 @tf.function(reduce_retracing=True)
 def distributed_train_step(iterator, places):
     """Take training steps on the worker that is free first.
@@ -604,7 +605,7 @@ class RunInterrupted(Exception):
 
 
 def print_status(line, end="\n"):
-    """Print a line on the chief. On a terminal, it replaces the progress bar."""
+    """Print a line. On a terminal, it replaces the progress bar."""
     if sys.stdout.isatty():
         line = f"\r\x1b[K{line}"
     print(line, end=end)
@@ -643,7 +644,9 @@ def raise_wrong_input(message):
     raise WrongInput(message)
 
 
-GRACE_SECONDS = 20  # after a signal, for the steps under way
+# For the steps under way after a signal, and until an unreachable task is lost. The chief may wait
+# twice as long, so use at most a third of the time that a scheduler leaves before SIGKILL.
+GRACE_SECONDS = 20
 signals: list = []  # received by this task; on the chief, their times
 
 
@@ -747,7 +750,7 @@ def serve(cluster, job, index):
     except tf.errors.OpError as error:
         raise WrongInput(
             f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
-        ) from error
+        ) from None  # is_server_failure would look at it
     print_status(f"{job} {index} serves at {address}")
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
@@ -824,11 +827,14 @@ def dismiss(job, index):
 
 
 def is_server_failure(error):
-    """Return a match if an error of the coordinator means that a parameter server failed."""
-    error = getattr(error, "original_exception", error)  # its ClosureInputError wraps another one
+    """Return a match if an error of the chief means that a new start of all tasks may help."""
+    # Its ClosureInputError, and the WrongInput of `restore`, wrap another error.
+    error = getattr(error, "original_exception", error.__cause__ or error)
     # `repr` begins with the type. A server that has restarted within a moment is an unknown device.
+    # Another process, maybe of the last start, may use the chief's port.
     failures = (
         "(?i)^(Aborted|Cancelled|DeadlineExceeded|Unavailable)Error|unknown device|relevant tensor"
+        "|^UnknownError.*could not start grpc server"
     )
     return re.search(failures, f"{error!r}{error}")
 
@@ -1572,18 +1578,17 @@ def evaluate(checkpoint, validation_set, test_set):
 
 
 def is_in_run_dir(error):
-    """Return whether an exception is about a file of the run, and not of a hook."""
-    return (
-        isinstance(error, OSError)
-        and run_path() != Path()
-        and Path(f"{error.filename}").is_relative_to(run_path())
-    )
+    """Return whether an exception is about a file of the run or a folder above it, not of a hook."""
+    paths = f"{getattr(error, 'filename', None)}/", f"{run_path()}/"
+    return os.path.commonprefix(paths) in paths
 
 
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     if config.servers and is_server_failure(error):
-        error = RunInterrupted("a parameter server failed; start all tasks again")
+        error = RunInterrupted(
+            "a parameter server failed, or the chief's port is in use; start all tasks again"
+        )
     if is_in_run_dir(error):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; fix it, or use another folder")
     if not hasattr(error, "exit_code"):

@@ -503,7 +503,7 @@ class RunInterrupted(Exception):
 
 
 def print_status(line, end="\n"):
-    """Print a line on the chief. On a terminal, it replaces the progress bar."""
+    """Print a line. On a terminal, it replaces the progress bar."""
     if config.worker_index > 0:
         return
     if sys.stdout.isatty():
@@ -1415,12 +1415,9 @@ def test_checkpoint(checkpoint, test_set):
 
 
 def is_in_run_dir(error):
-    """Return whether an exception is about a file of the run, and not of a hook."""
-    return (
-        isinstance(error, OSError)
-        and run_path() != Path()
-        and Path(f"{error.filename}").is_relative_to(run_path())
-    )
+    """Return whether an exception is about a file of the run or a folder above it, not of a hook."""
+    paths = f"{getattr(error, 'filename', None)}/", f"{run_path()}/"
+    return os.path.commonprefix(paths) in paths
 
 
 def report_error(error):
