@@ -197,7 +197,10 @@ def check_shapes(split, training):
         shapes = {", ".join(str(array.shape) for array in batch[name]) for batch in batches}
         if len(shapes) > 1:
             some = join(sorted(shapes)[:2])
-            yield f"the shapes of {name} differ between batches, {some}; pad or cut them"
+            yield (
+                f"the shapes of {name} differ between batches, {some}; pad or cut them, here or in "
+                "`fetch`, to one shape for all batches"
+            )
         for array in arrays:
             if array.shape[:1] != (4,):
                 yield (

@@ -181,7 +181,8 @@ def adapt(train):
 def fetch(batch):
     """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
 
-    Each result is a tensor [batch, …]: pad examples of different sizes, such as molecules.
+    Each result is a tensor [batch, …]: pad examples of different sizes, such as molecules, to
+    one size for all batches.
     The exported model takes what this returns or, if that is a tuple, its first component.
     """
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
@@ -732,7 +733,8 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if not 0 < size < 2e9:  # places in the order of an epoch are int32
         raise WrongInput(
-            f"create_datasets: {split} has size {size}, not 1 to 2e9; for -2 use assert_cardinality"
+            f"create_datasets: {split} has size {size}, not 1 to 2e9; for -1, "
+            "remove `repeat`; for -2, which is unknown, use assert_cardinality"
         )
     try:
         with tf.device("CPU:0"):
