@@ -52,8 +52,8 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if not 0 < size < 2e9:  # places in the order of an epoch are int32
         raise WrongInput(
-            f"create_datasets: {split} has size {size}, not 1 to 2e9; for -1, "
-            "remove `repeat`; for -2, which is unknown, use assert_cardinality"
+            f"create_datasets: {split} has cardinality {size}, not 1 to 2e9; if infinite (-1), "
+            "remove `repeat`; if unknown (-2), use assert_cardinality"
         )
     try:
         with tf.device("CPU:0"):

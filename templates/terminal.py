@@ -1,6 +1,8 @@
 def print_status(line, end="\n"):
+    # {% if cookiecutter.__size == "parameter_server" %}
     """Print a line. On a terminal, it replaces the progress bar."""
-    # {% if cookiecutter.__size != "parameter_server" %}
+    # {% else %}
+    """Print a line on the chief. On a terminal, it replaces the progress bar."""
     if config.worker_index > 0:
         return
     # {% endif %}

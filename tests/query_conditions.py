@@ -34,6 +34,14 @@ def is_server_failure(path, kind):
     return bool(script.is_server_failure(error))
 
 
+def find_errors_in_run_dir(path, run_dir, files):
+    """Return the files of which an OSError counts as an error of the run directory."""
+    script = load_with_config(path, {"run_dir": run_dir})
+    errors = {name: OSError(1, "reason", name) for name in files}
+    assert not script.is_in_run_dir(ValueError("no file"))
+    return [name for name in files if script.is_in_run_dir(errors[name])]
+
+
 def explain_graph_error(path, kind, text):
     """Return the exit code of a worker after an error of TensorFlow, and what it prints.
 

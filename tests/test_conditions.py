@@ -171,3 +171,19 @@ def test_used_up_quota_is_reported_like_a_full_disk(complete_script):
 def test_chief_listens_on_both_kinds_of_addresses(complete_script):
     addresses = ["127.0.0.1", "::1"]
     assert query("conditions.connect_to_listener", complete_script, addresses) == addresses
+
+
+# By run directory: files whose errors are about it, and files of hooks.
+FILES_OF_ERRORS = {
+    "run": (["run", "run/metrics.jsonl", "run/checkpoints/last/ckpt-1.index"], ["run2/x", "x", ""]),
+    "runs/a/": (["runs", "runs/a/export.part"], ["runs/b", "/runs"]),
+    "/data/run": (["/data", "/data/run/x"], ["/data/run.csv", "/data/images/1.png", "", "run"]),
+    ".": ([], ["x.csv", "./x.csv", "", "/x"]),  # files of hooks can't be told from the run's
+}
+
+
+@pytest.mark.parametrize("run_dir", FILES_OF_ERRORS)
+def test_errors_about_files_of_hooks_are_no_errors_of_the_run_directory(run_dir, any_script):
+    own, others = FILES_OF_ERRORS[run_dir]
+    found = query("conditions.find_errors_in_run_dir", any_script, run_dir, [*own, *others])
+    assert found == own

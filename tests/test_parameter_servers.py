@@ -797,7 +797,7 @@ def test_optimizer_that_fails_is_reported_by_the_project_tests(render, tmp_path)
     write_variant(project / "train.py", project, LOSS_SCALE)
     finished = run_project_tests(project, "-k", "contract and create_model")
     assert finished.returncode == 1
-    problem = "the optimizer's inner_optimizer raises an error with parameter servers; leave it out"
+    problem = "LossScaleOptimizer with inner_optimizer raises an error with parameter servers"
     assert problem in finished.stdout
 
 

@@ -2237,7 +2237,7 @@ def test_exception_in_all_runs_is_printed_once(run_tests):
         (name, "FAILED") for name in (REPLICAS, MORE_REPLICAS, EVALUATION)
     }
     assert report.output.count(statement) == 1
-    same = f"The report is the same as in test_{REPLICAS}."
+    same = f"The report is the same as in test_{REPLICAS}, above."
     assert report.output.count(same) == 2
 
 

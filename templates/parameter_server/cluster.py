@@ -72,7 +72,7 @@ def serve(cluster, job, index):
     except tf.errors.OpError as error:
         raise WrongInput(
             f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
-        ) from None  # is_server_failure would look at it
+        ) from None  # with a cause, it would count as a server's failure
     print_status(f"{job} {index} serves at {address}")
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
@@ -149,11 +149,11 @@ def dismiss(job, index):
 
 
 def is_server_failure(error):
-    """Return a match if an error of the chief means that a new start of all tasks may help."""
-    # Its ClosureInputError, and the WrongInput of `restore`, wrap another error.
+    """Return a match if the chief's error means that a server failed, or its own port is in use."""
+    # The coordinator's ClosureInputError, and the WrongInput of `restore`, wrap another error.
     error = getattr(error, "original_exception", error.__cause__ or error)
     # `repr` begins with the type. A server that has restarted within a moment is an unknown device.
-    # Another process, maybe of the last start, may use the chief's port.
+    # The last pattern: another process, maybe of an earlier start, uses the chief's port.
     failures = (
         "(?i)^(Aborted|Cancelled|DeadlineExceeded|Unavailable)Error|unknown device|relevant tensor"
         "|^UnknownError.*could not start grpc server"

@@ -50,7 +50,7 @@ def run_in_turn(step_function, metrics, iterator, places, training=False):
 
 
 # The last call of a loop may have fewer steps. `reduce_retracing` traces a second graph, for any
-# number of steps, instead of one graph for each.
+# number of steps, instead of a graph for each number.
 @tf.function(reduce_retracing=True)
 def distributed_train_step(iterator, places):
     """Take training steps on the worker that is free first.

@@ -1,5 +1,5 @@
-# For the steps under way after a signal, and until an unreachable task is lost. The chief may wait
-# twice as long, so use at most a third of the time that a scheduler leaves before SIGKILL.
+# The time for steps under way after a signal, and until an unreachable task counts as lost. The
+# chief may wait twice as long, so use at most a third of a scheduler's time from SIGTERM to SIGKILL.
 GRACE_SECONDS = 20
 signals: list = []  # received by this task; on the chief, their times
 

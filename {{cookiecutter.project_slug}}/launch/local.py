@@ -229,7 +229,10 @@ class Cluster:
         self.deadline = math.inf  # time at which the tasks that are still running are killed
 
     def run(self):
-        """Run all tasks until they end. Return the first task that failed, or None."""
+        """Run all tasks until they end. Return the first task that failed, or None.
+
+        After a stop, prefer a task that failed otherwise than by the stop.
+        """
         try:
             for role, addresses in self.addresses.items():
                 for index in range(len(addresses)):
@@ -243,8 +246,7 @@ class Cluster:
             task.watcher.join()
         if stop_requests:
             self.handle_ended_tasks()  # a task that a second Ctrl-C killed is a failure
-            # Report a task that could not save, rather than those that were only stopped.
-            self.failures.sort(key=Task.was_interrupted)
+            self.failures.sort(key=Task.was_interrupted)  # False comes first
         if not self.failures:
             return None
         return self.failures[0]

@@ -41,7 +41,7 @@ def check_model():
     yield from check_scope("the optimizer", optimizers)
     yield from check_optimizer_tracking(models, created[1])
     # The outer one may be a LossScaleOptimizer.
-    inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
+    inner = [each.inner_optimizer for each in optimizers if hasattr(each, "inner_optimizer")]
     yield from check_settings([*optimizers, *inner])
     yield from check_predictions()
 
@@ -131,9 +131,10 @@ def check_settings(optimizers):
         "clipvalue": problem.format("--clip-norm"),
     }
     # {% endif %}
-    for setting, problem in settings.items():
-        if any(getattr(optimizer, setting, None) for optimizer in optimizers):
-            yield f"the optimizer's {setting} {problem}"
+    for optimizer in optimizers:
+        for setting, problem in settings.items():
+            if getattr(optimizer, setting, None):
+                yield f"{type(optimizer).__name__} with {setting} {problem}"
     if any(type(optimizer).__name__ == "MultiOptimizer" for optimizer in optimizers):
         yield (
             "a MultiOptimizer has no learning rate for the log; return a tuple of models, with an "

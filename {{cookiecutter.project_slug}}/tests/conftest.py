@@ -1,6 +1,6 @@
-"""Changes what pytest prints: a failure is printed once, and the lines marked TODO(you) are listed.
+"""Has pytest print equal failures once, and list the lines of train.py that are marked TODO(you).
 
-A hook that raises an exception fails in every run, so in several tests.
+An exception of a hook ends several runs, so several tests fail with the same text.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ def pytest_runtest_makereport(item):
         first = FAILURES.setdefault(text, item.name)
         if first != item.name:
             problem = text.partition("\n")[0].removesuffix(" Its last lines:")
-            report.longrepr = f"{problem}\nThe report is the same as in {first}."
+            report.longrepr = f"{problem}\nThe report is the same as in {first}, above."
     return report
 
 

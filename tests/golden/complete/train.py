@@ -604,7 +604,7 @@ class RunInterrupted(Exception):
 
 
 def print_status(line, end="\n"):
-    """Print a line. On a terminal, it replaces the progress bar."""
+    """Print a line on the chief. On a terminal, it replaces the progress bar."""
     if config.worker_index > 0:
         return
     if sys.stdout.isatty():
@@ -1041,8 +1041,8 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if not 0 < size < 2e9:  # places in the order of an epoch are int32
         raise WrongInput(
-            f"create_datasets: {split} has size {size}, not 1 to 2e9; for -1, "
-            "remove `repeat`; for -2, which is unknown, use assert_cardinality"
+            f"create_datasets: {split} has cardinality {size}, not 1 to 2e9; if infinite (-1), "
+            "remove `repeat`; if unknown (-2), use assert_cardinality"
         )
     stacks = None
     try:
@@ -2387,8 +2387,9 @@ def get_reason(error):
 
 def is_in_run_dir(error):
     """Return whether an exception is about a file of the run, or a folder above, not of a hook."""
-    paths = f"{getattr(error, 'filename', None)}/", f"{run_path()}/"
-    return os.path.commonprefix(paths) in paths
+    # One of these begins with the other. The slash tells "run" from "run2".
+    paths = f"{getattr(error, 'filename', None) or None}/", f"{run_path()}/"
+    return run_path() != Path() and os.path.commonprefix(paths) in paths
 
 
 def report_error(error):

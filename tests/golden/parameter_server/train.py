@@ -454,7 +454,7 @@ def run_in_turn(step_function, metrics, iterator, places, training=False):
 
 
 # The last call of a loop may have fewer steps. `reduce_retracing` traces a second graph, for any
-# number of steps, instead of one graph for each.
+# number of steps, instead of a graph for each number.
 @tf.function(reduce_retracing=True)
 def distributed_train_step(iterator, places):
     """Take training steps on the worker that is free first.
@@ -645,8 +645,8 @@ def raise_wrong_input(message):
     raise WrongInput(message)
 
 
-# For the steps under way after a signal, and until an unreachable task is lost. The chief may wait
-# twice as long, so use at most a third of the time that a scheduler leaves before SIGKILL.
+# The time for steps under way after a signal, and until an unreachable task counts as lost. The
+# chief may wait twice as long, so use at most a third of a scheduler's time from SIGTERM to SIGKILL.
 GRACE_SECONDS = 20
 signals: list = []  # received by this task; on the chief, their times
 
@@ -751,7 +751,7 @@ def serve(cluster, job, index):
     except tf.errors.OpError as error:
         raise WrongInput(
             f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
-        ) from None  # is_server_failure would look at it
+        ) from None  # with a cause, it would count as a server's failure
     print_status(f"{job} {index} serves at {address}")
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
@@ -828,11 +828,11 @@ def dismiss(job, index):
 
 
 def is_server_failure(error):
-    """Return a match if an error of the chief means that a new start of all tasks may help."""
-    # Its ClosureInputError, and the WrongInput of `restore`, wrap another error.
+    """Return a match if the chief's error means that a server failed, or its own port is in use."""
+    # The coordinator's ClosureInputError, and the WrongInput of `restore`, wrap another error.
     error = getattr(error, "original_exception", error.__cause__ or error)
     # `repr` begins with the type. A server that has restarted within a moment is an unknown device.
-    # Another process, maybe of the last start, may use the chief's port.
+    # The last pattern: another process, maybe of an earlier start, uses the chief's port.
     failures = (
         "(?i)^(Aborted|Cancelled|DeadlineExceeded|Unavailable)Error|unknown device|relevant tensor"
         "|^UnknownError.*could not start grpc server"
@@ -953,8 +953,8 @@ def load_into_memory(dataset, split):
     size = int(dataset.cardinality())
     if not 0 < size < 2e9:  # places in the order of an epoch are int32
         raise WrongInput(
-            f"create_datasets: {split} has size {size}, not 1 to 2e9; for -1, "
-            "remove `repeat`; for -2, which is unknown, use assert_cardinality"
+            f"create_datasets: {split} has cardinality {size}, not 1 to 2e9; if infinite (-1), "
+            "remove `repeat`; if unknown (-2), use assert_cardinality"
         )
     try:
         with tf.device("CPU:0"):
@@ -1581,8 +1581,9 @@ def evaluate(checkpoint, validation_set, test_set):
 
 def is_in_run_dir(error):
     """Return whether an exception is about a file of the run, or a folder above, not of a hook."""
-    paths = f"{getattr(error, 'filename', None)}/", f"{run_path()}/"
-    return os.path.commonprefix(paths) in paths
+    # One of these begins with the other. The slash tells "run" from "run2".
+    paths = f"{getattr(error, 'filename', None) or None}/", f"{run_path()}/"
+    return run_path() != Path() and os.path.commonprefix(paths) in paths
 
 
 def report_error(error):
