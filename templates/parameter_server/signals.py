@@ -1,5 +1,5 @@
 # The time for steps under way after a signal, and until an unreachable task counts as lost. The
-# chief may wait twice as long, so use at most a third of a scheduler's time from SIGTERM to SIGKILL.
+# chief may wait twice as long, so use at most a third of the scheduler's time until SIGKILL.
 GRACE_SECONDS = 20
 signals: list = []  # received by this task; on the chief, their times
 

@@ -646,7 +646,7 @@ def raise_wrong_input(message):
 
 
 # The time for steps under way after a signal, and until an unreachable task counts as lost. The
-# chief may wait twice as long, so use at most a third of a scheduler's time from SIGTERM to SIGKILL.
+# chief may wait twice as long, so use at most a third of the scheduler's time until SIGKILL.
 GRACE_SECONDS = 20
 signals: list = []  # received by this task; on the chief, their times
 
