@@ -48,7 +48,7 @@ def main(argv=None):
     # {% else %}
     initialize_run_dir()
     # {% endif %}
-    print_start(checkpoint)
+    print_start()
 
     # 5. Train.
     # {% if cookiecutter.__size == "complete" %}

@@ -7,8 +7,8 @@ def set_up_process():
 
 
 # {% endif %}
-def print_start(checkpoint):
-    resumed = f", resumed at step {state.step}" if checkpoint else ""
+def print_start():
+    resumed = f", resumed at step {state.step}" if state.step else ""
     print_status(
         f"{config.strategy} on {config.replicas} × {config.device_kind}, "
         f"{config.steps_per_epoch} steps per epoch{resumed}"

@@ -114,6 +114,16 @@ ELSEWHERE = [
         ('"sbatch", "--parsable", *options, "launch/slurm.sbatch", *arguments', "--run-dir"),
     ),
     Elsewhere(
+        r"uv lock( --script train.py)?",
+        "tests/test_answers.py",
+        ("uv lock .*", '["sh", "-ec", command]'),
+    ),
+    Elsewhere(
+        r"for rate in .*; do uv run train.py .*; done",
+        "tests/test_answers.py",
+        ("^for rate in .*", "loop.replace("),
+    ),
+    Elsewhere(
         r"TPU_NAME=local uv run train.py",
         "tests/test_command_line.py",
         ("test_missing_tpu_is_rejected",),
@@ -270,8 +280,13 @@ MARKS = (
     "DictReader",
     "SplitEmbedding(",
     "FixedShardsPartitioner",
+    "enable_check_numerics",
+    "run_functions_eagerly",
+    "mixed_bfloat16",
+    "tf.summary.image",
+    "run-*/metrics.jsonl",
 )
-PYTHON_TESTS = ("test_tasks", "test_export", "test_parameter_servers")
+PYTHON_TESTS = ("test_tasks", "test_export", "test_parameter_servers", "test_answers")
 
 
 def read_loop(text):

@@ -87,8 +87,8 @@ REPLICAS = {
         "numerics.py::test_adam_equals_numpy[tabular_regression-1-arguments0]",
     ),
     "a worker has a share of the batch": Break(
-        "places.shard(context.num_input_pipelines, context.input_pipeline_id)",
-        "places.shard(context.num_input_pipelines, 0)",
+        "workers, axis=1)[context.input_pipeline_id]",
+        "workers, axis=1)[0]",
         "data_order.py::test_workers_read_the_batches_of_one_process",
     ),
     "workers have the same data": Break(

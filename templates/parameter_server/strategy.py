@@ -40,8 +40,8 @@ def report_lost_worker(record):
     return False
 
 
-def print_start(checkpoint):
-    resumed = f", resumed at step {state.step}" if checkpoint else ""
+def print_start():
+    resumed = f", resumed at step {state.step}" if state.step else ""
     cluster = f"parameter_server on {config.workers} × worker, {config.servers} × ps"
     tasks = cluster if coordinator else "one process"
     print_status(f"{tasks}, {config.steps_per_epoch} steps per epoch{resumed}")

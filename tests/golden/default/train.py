@@ -696,8 +696,8 @@ def check_batch_size():
         )
 
 
-def print_start(checkpoint):
-    resumed = f", resumed at step {state.step}" if checkpoint else ""
+def print_start():
+    resumed = f", resumed at step {state.step}" if state.step else ""
     print_status(
         f"{config.strategy} on {config.replicas} × {config.device_kind}, "
         f"{config.steps_per_epoch} steps per epoch{resumed}"
@@ -771,31 +771,27 @@ def create_input(examples, size, training=False, first_step=0):
     """
     steps = config.steps_per_epoch if training else math.ceil(size / config.global_batch_size)
 
+    def list_places(epoch):
+        """Return the places of an epoch, [steps, replicas, batch, 3] int32.
+
+        A place is [key, position, index]: the example at `index` in memory has this position in the
+        epoch. The key is a random number for the epoch. Key and position are the example's seed.
+        """
+        position = tf.range(steps * config.global_batch_size)
+        index = shuffle(size, epoch)[: len(position)] if training else position
+        key = tf.random.stateless_uniform([], [config.seed, epoch], None, None, "int32")
+        places = tf.transpose([tf.fill(position.shape, key), position, index])
+        return tf.reshape(places, [steps, config.replicas, -1, 3])
+
     def create_dataset(context):
         """Return this worker's batches, one per step and replica."""
-        replicas = context.num_replicas_in_sync // context.num_input_pipelines
-
-        def list_places(epoch):
-            """Return a dataset of the places of an epoch.
-
-            A place is [key, position, index], int32. The key is a random number for the epoch.
-            With the position in the epoch, it is the seed of the example at `index`. An element
-            has the places of one step on one worker, [replicas, batch, 3]; workers take turns.
-            """
-            position = tf.range(steps * config.global_batch_size)
-            index = shuffle(size, epoch)[: len(position)] if training else position
-            # In evaluation the epoch is 0: each validation draws the same random numbers.
-            key = tf.random.stateless_uniform(
-                [], [config.seed, epoch if training else 0], None, None, "int32"
-            )
-            places = tf.stack([tf.fill(position.shape, key), position, index], axis=1)
-            return tf.data.Dataset.from_tensor_slices(
-                tf.reshape(places, [-1, replicas, config.global_batch_size // config.replicas, 3])
-            )
-
-        places = tf.data.Dataset.counter(first_step // steps, dtype="int32").flat_map(list_places)
-        places = places.shard(context.num_input_pipelines, context.input_pipeline_id)
-        places = places.skip(first_step % steps).unbatch()  # now an element is [batch, 3]
+        workers = context.num_input_pipelines
+        # In evaluation the epoch is always 0: each validation draws the same random numbers.
+        epochs = tf.data.Dataset.counter(first_step // steps, int(training), "int32")
+        places = epochs.map(  # of this worker's replicas
+            lambda epoch: tf.split(list_places(epoch), workers, axis=1)[context.input_pipeline_id]
+        )
+        places = places.unbatch().skip(first_step % steps).unbatch()  # an element is [batch, 3]
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
         # Each parallel call holds a batch, so many cores would need much memory. `repeat` makes the
@@ -803,7 +799,7 @@ def create_input(examples, size, training=False, first_step=0):
         batches = places.map(
             functools.partial(create_batch, examples, size, training), min(16, os.cpu_count())
         ).repeat()
-        return batches.prefetch(2 * replicas).with_options(options)
+        return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(options)
 
     if config.device_kind == "CPU":  # see next_batch
         batches = create_dataset(
@@ -1473,7 +1469,7 @@ def main(argv=None):
         return
     restore_run(checkpoint)
     initialize_run_dir()
-    print_start(checkpoint)
+    print_start()
 
     # 5. Train.
     train_set = create_input(*datasets["train"], training=True, first_step=state.step)

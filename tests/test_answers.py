@@ -1,0 +1,167 @@
+"""The answers of docs/questions.md: their code and commands, in the script of both sizes."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from rendering import TEMPLATE
+from running import (
+    assert_close,
+    environment,
+    read_metrics,
+    read_numbers,
+    run_python,
+    run_script,
+    train,
+)
+from variants import SMALL_IMAGES, apply_blocks, replace_text, write_variant
+
+PAGE = (TEMPLATE / "docs" / "questions.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"(?m)^```python\n((?:.*\n)*?)```$", PAGE)
+FIRST_TEXT = "\n# 2. Globals"  # after the imports
+MODEL_HOOK = "        # TODO(you): your model."
+TINY = ("--epochs", "1")
+UV = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets it
+
+
+def find_block(text):
+    """Return the one block of Python that has a text."""
+    [block] = [block for block in BLOCKS if text in block]
+    return block
+
+
+def insert_after_imports(script, folder, text):
+    """Copy a script into a folder, with the line of an answer after its imports."""
+    return replace_text(script, folder, (FIRST_TEXT, f"\n{find_block(text)}{FIRST_TEXT}"))
+
+
+@pytest.fixture(params=["essential", "complete"])
+def small(request, scripts, tmp_path):
+    """Return a script of each size that trains on few images."""
+    (tmp_path / "small").mkdir()
+    return write_variant(scripts[request.param], tmp_path / "small", SMALL_IMAGES)
+
+
+def test_not_finite_value_is_located(small, tmp_path):
+    code = "    return loss_object(labels, predictions)\n"
+    line = "    return loss_object(labels, tf.math.log(predictions))\n"
+    broken = replace_text(small, tmp_path, (code, line))
+    checked = insert_after_imports(broken, broken.parent, "enable_check_numerics")
+    outcome = run_script(checked, *TINY)
+    number = checked.read_text(encoding="utf-8").splitlines().index(line.rstrip()) + 1
+    assert outcome.code == 1
+    assert 'Infinity or NaN in output 0 of graph op "Log"' in outcome.errors
+    assert f'train.py", line {number}, in compute_losses' in outcome.errors
+
+
+def test_steps_run_eagerly(small, tmp_path):
+    eager = insert_after_imports(small, tmp_path, "run_functions_eagerly")
+    step = "    loss, gradients = compute_gradients(batch)\n"
+    printed = f"{step}    print(f'loss {{float(loss):.1f}}')\n"
+    outcome = run_script(replace_text(eager, tmp_path, (step, printed)), *TINY)
+    assert outcome.code == 0, outcome.errors
+    steps = json.loads((tmp_path / "run/config.json").read_text(encoding="utf-8"))["last_step"]
+    assert len(re.findall(r"(?m)^loss \d\.\d$", outcome.output)) == steps
+    train(small, *TINY)
+    expected = read_numbers(small.parent / "run")
+    assert_close(read_numbers(tmp_path / "run"), expected, rel=1e-5)
+
+
+def test_essential_script_has_mixed_precision(essential_script, tmp_path):
+    policy = find_block("mixed_bfloat16").strip()
+    hook = (
+        "    with strategy.scope():\n" + MODEL_HOOK,
+        f"    {policy}\n    with strategy.scope():",
+    )
+    mixed = replace_text(essential_script, tmp_path, hook)
+    code = "def end_epoch(history):\n    print([each.compute_dtype for each in model.layers])\n"
+    output = train(write_variant(mixed, tmp_path, SMALL_IMAGES, code), *TINY)
+    assert output.count("'bfloat16'") == 5
+    assert output.count("'float32'") == 1  # the last layer
+
+
+READ_EVENTS = """
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+print(*EventAccumulator("run/tensorboard/validation").Reload().Tags()["tensors"])
+"""
+
+
+def test_images_and_curves_are_written(small, tmp_path):
+    text, replaced = apply_blocks(small.read_text("utf-8"), [find_block("tf.summary.image")])
+    assert replaced == ["end_epoch"]
+    script = tmp_path / "train.py"
+    script.write_text(text, encoding="utf-8")
+    train(script, *TINY)
+    names = run_python(READ_EVENTS, tmp_path).split()
+    assert {"loss", "kernels", "kernel_norm"} <= set(names)
+
+
+def test_other_data_are_tested(small, tmp_path):
+    train(small, *TINY)
+    [before] = [line for line in read_metrics(small.parent / "run") if line["split"] == "test"]
+    other_data = """
+@wraps_original
+def create_datasets(original):
+    train, validation, test = original()
+    return train, validation, test.take(7)
+"""
+    other = write_variant(small, tmp_path, other_data)
+    shutil.move(small.parent / "run", tmp_path)
+    assert f"test loss {before['loss']:.4f}" not in train(other, "--mode", "evaluate")
+
+
+SIGNATURE = """
+import tensorflow as tf
+function = tf.saved_model.load("run/export").signatures["serving_default"]
+print(*function.structured_input_signature[1], *function.structured_outputs)
+"""
+
+
+def test_signature_for_serving(small):
+    train(small, *TINY)
+    assert run_python(SIGNATURE, small.parent).split() == ["inputs", "output_0"]
+
+
+def test_learning_rates_are_compared(small):
+    [loop] = re.findall(r"(?m)^for rate in .*$", PAGE)
+    command = f"{shlex.quote(sys.executable)} train.py --epochs 1 "
+    subprocess.run(
+        ["sh", "-ec", loop.replace("uv run train.py ", command)],
+        cwd=small.parent,
+        env=environment(),
+        check=True,
+    )
+    output = run_python(find_block("run-*/metrics.jsonl"), small.parent)
+    losses = {}
+    for line in output.splitlines():
+        name, loss = line.split()
+        losses[name] = float(loss)
+    assert losses.keys() == {"run-1e-3", "run-2e-3", "run-4e-3"}
+    for name, loss in losses.items():
+        [line] = [x for x in read_metrics(small.parent / name) if x["split"] == "validation"]
+        assert line["loss"] == loss
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not UV, reason="it needs uv")
+def test_versions_are_locked(projects, tmp_path):
+    project = shutil.copytree(projects["image_classification"], tmp_path / "project")
+    [commands] = re.findall(r"(?m)^```\n(uv lock .*\nuv lock\n)```$", PAGE)
+    command = commands.replace("uv lock", f"{shlex.quote(UV)} lock")
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    subprocess.run(["sh", "-ec", command], cwd=project, check=True)
+    found = subprocess.run(
+        ["git", "status", "--short", "-uall"],
+        cwd=project,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    for name in ("train.py.lock", "uv.lock"):
+        assert f"?? {name}\n" in found.stdout
+        assert 'name = "tensorflow"\n' in (project / name).read_text(encoding="utf-8")
