@@ -114,6 +114,11 @@ ELSEWHERE = [
         ('"sbatch", "--parsable", *options, "launch/slurm.sbatch", *arguments', "--run-dir"),
     ),
     Elsewhere(
+        r"uv run pytest -k contract",
+        "tests/test_project_tests.py",
+        ('CONTRACT = "contract"', 'begin(project, "-rA", "-k", only)'),
+    ),
+    Elsewhere(
         r"uv lock( --script train.py)?",
         "tests/test_answers.py",
         ("uv lock .*", '["sh", "-ec", command]'),

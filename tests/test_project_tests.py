@@ -536,6 +536,48 @@ DRAWS_IN_STEP = TWO_STRUCTURES.replace(
     "        predictions = model[0](images, training=True)",
 )
 
+DRAWS_IN_TRAIN_STEP = """
+@wraps_original
+def train_step(original, batch):
+    images, labels, sample_weight = batch
+    images = tf.cast(images, tf.float32)
+    return original((images + tf.random.normal(tf.shape(images)), labels, sample_weight))
+"""
+
+# The temperature of a softmax, say.
+CHANGES_A_VARIABLE = """
+@wraps_original
+def create_loss_objects(original, strategy):
+    global temperature
+    temperature = tf.Variable(1.0, name="temperature")
+    return original(strategy)
+
+
+@wraps_original
+def train_step(original, batch):
+    temperature.assign(0.9 * temperature)
+    return original(batch)
+"""
+
+# As in Keras's example of a GAN. The loss that is logged is right.
+MEAN_IN_THE_GRADIENTS = """
+def compute_gradients(batch):
+    images, labels, sample_weight = batch
+    with tf.GradientTape() as tape:
+        predictions = model(images, training=True)
+        mean = tf.reduce_mean(compute_losses(labels, predictions))
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    loss = compute_loss(labels, predictions, sample_weight)
+    return loss, tape.gradient(mean, model.trainable_variables)
+"""
+BY_SGD = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, _ = original(strategy)
+    with strategy.scope():
+        return model, keras.optimizers.SGD(0.1)
+"""
+
 # Such as the steps of the Forward-Forward algorithm, each with its own gradients.
 OWN_STEP = """
 def compute_gradients(features, labels, sample_weight):
@@ -951,12 +993,22 @@ def create_model_and_optimizer(original, strategy):
     "random-numbers-of-a-step": (
         DRAWS_IN_STEP,
         "train_step",
-        ["compute_gradients or a model draws random numbers that no checkpoint contains"],
+        ["a step or a model draws random numbers that no checkpoint contains"],
     ),
     "random-numbers-without-an-effect-at-first": (
         LATER_NOISE,
         "train_step",
-        ["compute_gradients or a model draws random numbers that no checkpoint contains"],
+        ["a step or a model draws random numbers that no checkpoint contains"],
+    ),
+    "random-numbers-of-train-step": (
+        DRAWS_IN_TRAIN_STEP,
+        "train_step",
+        ["that no checkpoint contains (random_normal/RandomStandardNormal)"],
+    ),
+    "variable-that-a-step-changes": (
+        CHANGES_A_VARIABLE,
+        "train_step",
+        ["changes temperature:0, which no checkpoint contains"],
     ),
     "exception": (
         return_batch(before="images = tf.reshape(images, [-1, 7])"),
@@ -1308,6 +1360,11 @@ MISTAKES_IN_RUNS = {
         REPLICAS,
         ["an optimizer whose `apply` changes gradients before replicas sum them"],
     ),
+    "mean-in-the-gradients": (
+        MEAN_IN_THE_GRADIENTS + BY_SGD,
+        REPLICAS,
+        ["train_step: the gradients of sequential/", " differ on two replicas"],
+    ),
     "evaluation-that-draws": (
         DRAWING_EVALUATION,
         EVALUATION,
@@ -1519,6 +1576,13 @@ def test_model_that_a_step_does_not_update_is_a_warning(run_tests):
     report = run_tests(NO_UPDATE, only=CONTRACT)
     assert not report.failed, report.output
     assert "the first step doesn't update sequential, which has an optimizer" in report.output
+
+
+@pytest.mark.long
+def test_mean_that_adam_hides_is_a_warning(run_tests):
+    report = run_tests(MEAN_IN_THE_GRADIENTS, only=CONTRACT)
+    assert not report.failed, report.output
+    assert "are twice as large on two replicas" in report.output
 
 
 @pytest.mark.long

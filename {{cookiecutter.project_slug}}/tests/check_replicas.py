@@ -1,5 +1,10 @@
 """Checks that look for what makes results depend on the number of replicas."""
 
+# {% if cookiecutter.distribution == "synchronous" %}
+import functools
+import threading
+
+# {% endif %}
 from check_losses import record_gathering
 from check_models import (
     depends_on_batch,
@@ -7,11 +12,18 @@ from check_models import (
     find_batch_normalization,
     has_hidden_randomness,
 )
-from check_steps import list_gradients, list_trainable_variables
+from check_steps import (
+    # {% if cookiecutter.distribution == "synchronous" %}
+    build_optimizers,
+    # {% endif %}
+    list_gradients,
+    list_trainable_variables,
+)
 from check_tools import (
     # {% if cookiecutter.distribution == "synchronous" %}
     Hint,
     can_run,
+    create_mirrored_strategy,
     # {% endif %}
     create_training_state,
     cut_batch,
@@ -83,12 +95,86 @@ def record_draws(batch):
     return draws
 
 
+@functools.cache
+def compare_replica_gradients():
+    """Return by path how many times as large gradients are on two replicas as on one.
+
+    A replica's gradients are its share, and the shares should add up to the gradient of the whole
+    batch. Only those that don't are returned, so the number may be 1.
+    """
+    batch = create_training_state()
+    try:
+        expected = sum_gradients([batch])
+        create_training_state(create_mirrored_strategy())
+        train.prepare_layers_for_replicas()
+        found = sum_gradients(cut_batch(batch, 2))
+    except Exception:  # hooks can raise any type; an update in a tf.while_loop can't be recorded
+        return {}
+    largest = max(map(np.linalg.norm, expected.values()), default=0)
+    ratios = {}
+    for path, whole in expected.items():
+        size = np.linalg.norm(whole)
+        error = np.linalg.norm(found[path] - whole)
+        # Rounding errors may be several percent, and all of a gradient that is 1e-5 of the largest.
+        if size > 1e-5 * largest and error > 0.1 * size:
+            ratios[path] = np.vdot(whole, found[path]) / size**2
+    return ratios
+
+
+def sum_gradients(batches):
+    """Return by path the gradients that optimizers get in a step, summed over replicas.
+
+    `batches` has a batch for each replica. Weights don't change.
+    """
+    gradients = {}  # by thread, since each replica runs in its own
+
+    def record(values, variables):
+        own = gradients.setdefault(threading.get_ident(), {})
+        for value, variable in zip(values, variables, strict=True):
+            own[variable.path] = tf.convert_to_tensor(value)
+
+    def step(batch):
+        train.train_step(batch)
+        return gradients.pop(threading.get_ident())
+
+    @tf.function
+    def compute_sums(batch):
+        results = train.strategy.run(step, args=(batch,))
+        return {path: train.strategy.reduce("SUM", x, axis=None) for path, x in results.items()}
+
+    with train.strategy.scope():
+        for _, optimizer in build_optimizers():
+            optimizer.apply = record
+    batch = train.strategy.experimental_distribute_values_from_function(
+        lambda context: batches[context.replica_id_in_sync_group]
+    )
+    return {path: np.float64(total) for path, total in compute_sums(batch).items()}
+
+
+def check_replica_gradients():
+    """Yield a hint about gradients of a mean over a replica's own examples."""
+    doubled = [name for name, ratio in compare_replica_gradients().items() if abs(ratio - 2) < 1e-2]
+    if doubled:
+        yield Hint(
+            f"the gradients of {list_first(doubled)} are twice as large on two replicas. Adam "
+            "hides this; other optimizers and --clip-norm don't. Divide by GLOBAL_BATCH_SIZE, not "
+            "by the number of a replica's own examples (tf.reduce_mean?)"
+        )
+
+
 # {% endif %}
 def check_suspects():
     """Yield sentences about what may make results differ between replicas."""
     # {% if cookiecutter.distribution == "synchronous" %}
     for hint in check_draws():
         yield f"create_model_and_optimizer: {hint}"
+    differing = list(compare_replica_gradients())
+    if differing:
+        yield (
+            f"train_step: the gradients of {list_first(differing)} differ on two replicas; "
+            "look for a mean or a statistic of a replica's own examples, a layer that uses other "
+            "examples of the batch, or random numbers that replicas can't share"
+        )
     # {% endif %}
     batch = create_training_state()
     disable_randomness(train.model)

@@ -12,6 +12,7 @@ from check_tools import (
     create_mirrored_strategy,
     create_training_state,
     fetch_batches,
+    find_layers,
     flatten_tensors,
     has_compute_gradients,
     is_close,
@@ -218,45 +219,65 @@ def list_sources(tensors):
 def check_step_randomness():
     """Check that random numbers of a step come from variables of the model."""
     batch = create_training_state()
-    if not has_compute_gradients(batch):
+    names = find_stateful_draws(batch)
+    # np.random has no operation. Other numbers may have no effect at first, as with a probability
+    # that grows from 0.
+    if not names and not has_random_gradients(batch):
         return
+    features, _, _ = batch
+    if is_plain_model(batch) and has_hidden_randomness(features):
+        return  # its own check reports it
+    source = list_first(names) if names else "tf.random, np.random?"
+    yield (
+        f"a step or a model draws random numbers that no checkpoint contains ({source}), so a "
+        "killed run can't resume bit-identical; draw from `seeds` in `preprocess`, or by "
+        "keras.random with a keras.random.SeedGenerator of a layer"
+    )
+
+
+def has_random_gradients(batch):
+    """Return whether `compute_gradients` computes something else if it is called again."""
+    if not has_compute_gradients(batch):
+        return False
     results = []
     for _ in range(2):
         with restore_variables(train.model):
             tensors = flatten_tensors(train.compute_gradients(batch))
             results.append([tf.convert_to_tensor(x) for x in tensors])  # not tf.IndexedSlices
-    # The numbers may have no effect at first, as with a probability that grows from 0.
-    if is_close(*results) and not has_stateful_draws(batch):
-        return
-    features, _, _ = batch
-    if is_plain_model(batch) and has_hidden_randomness(features):
-        return  # its own check reports it
-    yield (
-        "compute_gradients or a model draws random numbers that no checkpoint contains (tf.random, "
-        "np.random?), so a killed run can't resume bit-identical; draw from `seeds` in "
-        "`preprocess`, or by keras.random with a keras.random.SeedGenerator of a layer"
-    )
+    return not is_close(*results)
 
 
-def has_stateful_draws(batch):
-    """Return whether `compute_gradients` draws from a hidden state, as tf.random.uniform does."""
-    graph = tf.function(train.compute_gradients).get_concrete_function(batch).graph.as_graph_def()
+def find_stateful_draws(batch):
+    """Return the operations of a step that draw from a hidden state, as tf.random.uniform does."""
+    build_optimizers()
+    graph = tf.function(train.train_step).get_concrete_function(batch).graph.as_graph_def()
     nodes = list(graph.node)
     for function in graph.library.function:
         nodes += function.node_def
     pattern = "Random(?!IndexShuffle)|(Parameterized)?TruncatedNormal|Multinomial"
-    return any(re.match(pattern, node.op) for node in nodes)
+    return [node.name for node in nodes if re.match(pattern, node.op)]
+
+
+def build_optimizers():
+    """Build all optimizers, as `main` does. Return pairs of a model and its optimizer."""
+    pairs = zip(*map(tf.nest.flatten, (train.model, train.optimizer)), strict=True)
+    trained = [pair for pair in pairs if pair[1]]
+    for model, optimizer in trained:
+        optimizer.build(model.trainable_variables)
+    return trained
 
 
 def check_updates_of_models():
-    """Check that optimizers get no gradient in which an index may occur twice, and that all run."""
+    """Check the gradients that optimizers get, that all run, and that checkpoints have all changes.
+
+    In the gradients, no index may occur twice.
+    """
     batch = create_training_state()
     paths = []
-    models = tf.nest.flatten(train.model)
-    optimizers = tf.nest.flatten(train.optimizer)
-    trained = [pair for pair in zip(models, optimizers, strict=True) if pair[1]]
-    for model, optimizer in trained:
-        optimizer.build(model.trainable_variables)
+    trained = build_optimizers()
+    others = find_unsaved_variables(batch)
+    values = [variable.numpy() for variable in others]
+    for _, optimizer in trained:
         record_slices(optimizer, paths)
     # {% if cookiecutter.distribution == "parameter_server" %}
     train.train_step(batch)
@@ -269,12 +290,37 @@ def check_updates_of_models():
             "Adam squares each slice instead of the sum of those with one index; call `update` of "
             "train.py, or sum them with tf.convert_to_tensor"
         )
+    pairs = zip(others, values, strict=True)
+    changed = [variable.name for variable, value in pairs if not is_same(variable.numpy(), value)]
+    if changed:
+        yield (
+            f"changes {list_first(changed)}, which no checkpoint contains, so a killed run can't "
+            "resume bit-identical; make this a weight of a model (add_weight)"
+        )
     idle = [model.name for model, optimizer in trained if not optimizer.iterations.numpy()]
     if idle:
         yield Hint(
             f"the first step doesn't update {list_first(idle)}, which has an optimizer; call "
             "`update` for it, unless a later step does"
         )
+
+
+def find_unsaved_variables(batch):
+    """Return the variables of a step that belong to no model, optimizer or metric.
+
+    Metrics are reset before each loop. A layer or an optimizer may forget to have Keras save a
+    variable; this has a check of its own.
+    """
+    graph = tf.function(train.train_step).get_concrete_function(batch).graph
+    known = train.list_variables((train.model, train.optimizer))
+    for metric in (*train.train_metrics, train.gradient_norm):
+        known += metric.variables
+    known.append(train.state.step_in_graph)
+    for owner in (*find_layers(train.model), *flatten_tensors(train.optimizer)):
+        for values in vars(owner).values():
+            known += tf.nest.flatten(values)
+    known_ids = {id(x.value if isinstance(x, keras.Variable) else x) for x in known}
+    return [variable for variable in graph.variables if id(variable) not in known_ids]
 
 
 def record_slices(optimizer, paths):

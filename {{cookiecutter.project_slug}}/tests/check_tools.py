@@ -238,11 +238,13 @@ def call_as_in_evaluation(call):
     return call_without_training
 
 
-def set_globals(batch_size):
+def set_globals(batch_size, strategy=None):
     """Set what `main` sets before it calls the hooks that create the model, losses and metrics."""
-    train.strategy = tf.distribute.get_strategy()
+    if strategy is None:
+        strategy = tf.distribute.get_strategy()
+    train.strategy = strategy
     train.config.global_batch_size = batch_size
-    train.config.replicas = 1
+    train.config.replicas = strategy.num_replicas_in_sync
     train.GLOBAL_BATCH_SIZE = batch_size
     train.reset_keras()
     train.state.step_in_graph = tf.Variable(0.0)  # an edited step may read it
@@ -250,9 +252,9 @@ def set_globals(batch_size):
     train.gradient_norm = keras.metrics.Mean(name="gradient_norm")
 
 
-def create_training_state():
+def create_training_state(strategy=None):
     """Create the model and all that belongs to it, for batches of 4. Return a batch."""
-    set_globals(batch_size=4)
+    set_globals(4, strategy)
     strategy = train.strategy
     train.model, train.optimizer = train.create_model_and_optimizer(strategy)
     train.loss_object = train.create_loss_objects(strategy)

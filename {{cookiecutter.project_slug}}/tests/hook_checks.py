@@ -13,6 +13,7 @@ from check_models import check_model
 from check_replicas import (
     # {% if cookiecutter.distribution == "synchronous" %}
     check_draws,
+    check_replica_gradients,
     # {% endif %}
     check_rounding,
     check_suspects,
@@ -52,6 +53,7 @@ CHECKS = (
     ("create_model_and_optimizer", check_gradients),
     # {% if cookiecutter.distribution == "synchronous" %}
     ("create_model_and_optimizer", check_draws),
+    ("train_step", check_replica_gradients),
     # {% endif %}
     ("train_step", check_step_randomness),
     ("train_step", check_updates_of_models),

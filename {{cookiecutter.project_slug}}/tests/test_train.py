@@ -91,8 +91,11 @@ EVALUATION_CAUSES = """Possible causes:
 - evaluation_step, update_metrics: sample_weight is not used, which is 0 for the examples that fill
   up the last batch
 - evaluation_step: a model is called without training=False, so that random layers draw
+- evaluation_step: it changes variables of a model; restore them, or use keras.StatelessScope()
 - create_metrics: a metric that is not a sum or a mean over examples
 - preprocess, create_model_and_optimizer: an output that depends on other examples of the batch
+- compute_losses, evaluation_step: a loss that compares the examples of a batch, so that it depends
+  on the batch size; evaluate a loss of single examples or pairs
 - compute_losses, evaluation_step: a value that depends on the step, which checkpoints/best doesn't
   contain; use it in compute_loss only"""
 
@@ -419,7 +422,7 @@ def assert_tested(run_dir, expected, request):
         if not is_close(line[name], value):
             fail(
                 f"The run reports {name} {line[name]} for the test split, but it is {value} if "
-                "each example is counted once.",
+                "each example is counted once, in batches of another size.",
                 *(find_causes(request) or [EVALUATION_CAUSES]),
             )
 

@@ -210,13 +210,14 @@ def preprocess(batch, seeds, training):
 def create_model_and_optimizer(strategy):
     """Return a built model and its optimizer, or a tuple of models and one of as many optimizers.
 
-    A model that is not trained, such as a teacher, has None as its optimizer. The models of a tuple
-    share no layers: to export a part of a model, edit `create_serving_function`. To train several
-    networks with one optimizer, make them one keras.Model. Create all layers and variables inside
-    `strategy.scope()`, which places them on the devices. Create initializers here, too: --seed has
-    no effect on those that exist before. For model.keras, your own classes need
-    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables. A
-    loaded layer draws its random constants again, unless add_weight(trainable=False) holds them.
+    A model that is not trained, such as a teacher, has None as its optimizer. Checkpoints contain
+    all models of a tuple. These share no layers: to export a part of a model, edit
+    `create_serving_function`. To train several networks with one optimizer, make them one
+    keras.Model. Create all layers and variables inside `strategy.scope()`, which places them on the
+    devices. Create initializers here, too: --seed has no effect on those that exist before. For
+    model.keras, your own classes need @keras.saving.register_keras_serializable(), a get_config,
+    and a build that creates variables. A loaded layer draws its random constants again, unless
+    add_weight(trainable=False) holds them.
     """
     with strategy.scope():
         # TODO(you): your model.
