@@ -20,7 +20,7 @@ def create_input(examples, size, training=False, first_step=0):
         return tf.reshape(places, [steps, config.replicas, -1, 3])
 
     def create_dataset(context):
-        """Return this worker's batches, one per step and replica."""
+        """Return the batches of this worker's replicas, in turn."""
         workers = context.num_input_pipelines
         # In evaluation the epoch is always 0: each validation draws the same random numbers.
         epochs = tf.data.Dataset.counter(first_step // steps, int(training), "int32")
@@ -31,8 +31,8 @@ def create_input(examples, size, training=False, first_step=0):
         places = places.unbatch().skip(first_step % steps).unbatch()  # an element is [batch, 3]
         options = tf.data.Options()
         options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
-        # Each parallel call holds a batch, so many cores would need much memory. `repeat` makes the
-        # dataset infinite. Otherwise workers would send messages at each step to agree on its end.
+        # Each parallel call holds a batch, so many cores would need much memory. `repeat` declares
+        # the dataset infinite. Else workers would send messages at each step to agree on its end.
         # {% if cookiecutter.__size == "complete" %}
         batches = places.map(
             functools.partial(create_batch, examples, size, training), min(16, count_cores())

@@ -287,7 +287,6 @@ MARKS = (
     "FixedShardsPartitioner",
     "enable_check_numerics",
     "run_functions_eagerly",
-    "mixed_bfloat16",
     "tf.summary.image",
     "run-*/metrics.jsonl",
 )

@@ -2108,7 +2108,41 @@ def preprocess(batch, seeds, training):
     return tf.cast(batch["images"], tf.float32), labels
 """
 
+# What Keras and TensorFlow allow, though few hooks have it.
+UNUSUAL = f"""
+class Unusual(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.names = {{0: "zero", "one": 1}}
+        self.mean = keras.metrics.Mean(name="mean_of_inputs")
+
+    def build(self, shape):
+        self.shape = self.add_weight([10], initializer="ones")
+
+    def call(self, inputs):
+        self.mean.update_state(inputs)
+        return inputs + tf.random.stateless_gamma([10], [1, 2], 1 + self.shape**2)
+
+{end_model_with("keras.layers.Dense(10)", "Unusual()")}
+
+
+@wraps_original
+def create_loss_objects(original, strategy):
+    global last_loss
+    last_loss = tf.Variable(0.0)
+    return original(strategy)
+
+
+def train_step(batch):
+    loss, gradients = compute_gradients(batch)
+    last_loss.assign(loss)
+    gradients = list(map(tf.convert_to_tensor, gradients))
+    optimizer.apply(gradients, trainable_variables=model.trainable_variables)
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
+"""
+
 CORRECT = {
+    "unusual layers and steps": (UNUSUAL, CONTRACT),
     "a learned mask": (LEARNED_MASK, CONTRACT),
     "a list of checkpoints that is older": (OLD_LIST, KILLED),
     "labels that preprocess pops": (POPS_LABELS, f"{CONTRACT} or {EXPORT}"),

@@ -1,5 +1,6 @@
 """Checks of create_metrics, score, end_epoch, the steps and create_serving_function."""
 
+import contextlib
 import gc
 import json
 import numbers
@@ -254,7 +255,7 @@ def find_stateful_draws(batch):
     nodes = list(graph.node)
     for function in graph.library.function:
         nodes += function.node_def
-    pattern = "Random(?!IndexShuffle)|(Parameterized)?TruncatedNormal|Multinomial"
+    pattern = "Random(?!IndexShuffle|GammaGrad)|(Parameterized)?TruncatedNormal|Multinomial"
     return [node.name for node in nodes if re.match(pattern, node.op)]
 
 
@@ -297,7 +298,7 @@ def check_updates_of_models():
             f"changes {list_first(changed)}, which no checkpoint contains, so a killed run can't "
             "resume bit-identical; make this a weight of a model (add_weight)"
         )
-    idle = [model.name for model, optimizer in trained if not optimizer.iterations.numpy()]
+    idle = [model.name for model, optimizer in trained if was_skipped(optimizer)]
     if idle:
         yield Hint(
             f"the first step doesn't update {list_first(idle)}, which has an optimizer; call "
@@ -305,34 +306,53 @@ def check_updates_of_models():
         )
 
 
+def was_skipped(optimizer):
+    """Return whether the step didn't call an optimizer.
+
+    A LossScaleOptimizer, which has an `inner_optimizer`, leaves out updates that overflow.
+    """
+    return optimizer.iterations.numpy() == 0 and not hasattr(optimizer, "inner_optimizer")
+
+
 def find_unsaved_variables(batch):
-    """Return the variables of a step that belong to no model, optimizer or metric.
+    """Return the variables that a step reads and that belong to no model, optimizer or metric.
 
     Metrics are reset before each loop. A layer or an optimizer may forget to have Keras save a
     variable; this has a check of its own.
     """
     graph = tf.function(train.train_step).get_concrete_function(batch).graph
     known = train.list_variables((train.model, train.optimizer))
+    for each in tf.nest.flatten(train.model):
+        known += each.metrics_variables
     for metric in (*train.train_metrics, train.gradient_norm):
         known += metric.variables
-    known.append(train.state.step_in_graph)
     for owner in (*find_layers(train.model), *flatten_tensors(train.optimizer)):
         for values in vars(owner).values():
-            known += tf.nest.flatten(values)
+            with contextlib.suppress(TypeError):  # a dict with keys that can't be sorted
+                known += tf.nest.flatten(values)
+    known.append(train.state.step_in_graph)
     known_ids = {id(x.value if isinstance(x, keras.Variable) else x) for x in known}
-    return [variable for variable in graph.variables if id(variable) not in known_ids]
+    return [x for x in graph.variables if id(x) not in known_ids and is_read(x, graph)]
+
+
+def is_read(variable, graph):
+    """Return whether a graph does more with a variable than to assign values."""
+    for outer, inner in graph.captures:
+        if outer is variable.handle:
+            return any(not operation.type.startswith("Assign") for operation in inner.consumers())
+    return False
 
 
 def record_slices(optimizer, paths):
     """Make an optimizer add the paths of variables to a list if their gradients are slices."""
     apply = optimizer.apply
 
-    def record_and_apply(gradients, variables=None):
-        gradients = list(gradients)
-        for variable, gradient in zip(variables or [], gradients, strict=False):
+    def record_and_apply(grads, trainable_variables=None):
+        grads = list(grads)
+        for variable, gradient in zip(trainable_variables or [], grads, strict=False):
             if isinstance(gradient, tf.IndexedSlices) and may_repeat(gradient.indices):
                 paths.append(variable.path)
-        return apply(gradients, variables)
+        return apply(grads, trainable_variables)
 
     optimizer.apply = record_and_apply
 
