@@ -1129,6 +1129,19 @@ ACTIVE_UNITS = replace_image_model(
     "keras.layers.Dense(10)",
 )
 
+# In a layer, since Keras can't call an Equalization while it builds a Sequential.
+EQUALIZED = f"""
+class Equalized(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.equalization = keras.layers.Equalization()
+
+    def call(self, images):
+        return self.equalization(255.0 * images) / 255.0
+
+{replace_image_model(IMAGE_LAYERS[0], "Equalized()", *IMAGE_LAYERS[1:], "keras.layers.Dense(10)")}
+"""
+
 # The images are sequences of rows. Empty rows are masked.
 MASKED = replace_image_model(
     "keras.layers.Reshape([8, 8])",
@@ -1359,6 +1372,11 @@ MISTAKES_IN_RUNS = {
         NORMALIZING_OPTIMIZER,
         REPLICAS,
         ["an optimizer whose `apply` changes gradients before replicas sum them"],
+    ),
+    "equalization": (
+        EQUALIZED,
+        REPLICAS,
+        ["create_model_and_optimizer: equalization combines the images of a replica's batch"],
     ),
     "mean-in-the-gradients": (
         MEAN_IN_THE_GRADIENTS + BY_SGD,

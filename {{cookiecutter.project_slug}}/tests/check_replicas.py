@@ -181,6 +181,7 @@ def check_suspects():
         )
     # {% endif %}
     batch = create_training_state()
+    yield from check_mixing_layers()
     disable_randomness(train.model)
     if not is_plain_model(batch):
         return
@@ -200,6 +201,20 @@ def check_suspects():
         yield (
             "create_model_and_optimizer: the prediction for an example depends on the other "
             "examples of the batch in training; look for statistics of a replica's own examples"
+        )
+
+
+def check_mixing_layers():
+    """Yield a sentence if the models have layers of Keras that combine the images of a batch."""
+    names = []
+    for layer in find_layers(train.model):
+        # RandAugment may apply an Equalization, which has one histogram for all images.
+        if type(layer).__name__ in ("AugMix", "CutMix", "Equalization", "MixUp", "RandAugment"):
+            names.append(layer.name)
+    if names:
+        yield (
+            f"create_model_and_optimizer: {join(names)} combines the images of a replica's batch; "
+            "use another layer, or accept that results depend on the number of replicas"
         )
 
 
