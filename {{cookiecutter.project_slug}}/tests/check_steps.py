@@ -251,12 +251,17 @@ def has_random_gradients(batch):
 def find_stateful_draws(batch):
     """Return the operations of a step that draw from a hidden state, as tf.random.uniform does."""
     build_optimizers()
-    graph = tf.function(train.train_step).get_concrete_function(batch).graph.as_graph_def()
+    graph = trace_step(batch).as_graph_def()
     nodes = list(graph.node)
     for function in graph.library.function:
         nodes += function.node_def
     pattern = "Random(?!IndexShuffle|GammaGrad)|(Parameterized)?TruncatedNormal|Multinomial"
     return [node.name for node in nodes if re.match(pattern, node.op)]
+
+
+def trace_step(batch):
+    """Return the graph of a training step, without running it."""
+    return tf.function(train.train_step).get_concrete_function(batch).graph
 
 
 def build_optimizers():
@@ -320,7 +325,7 @@ def find_unsaved_variables(batch):
     Metrics are reset before each loop. A layer or an optimizer may forget to have Keras save a
     variable; this has a check of its own.
     """
-    graph = tf.function(train.train_step).get_concrete_function(batch).graph
+    graph = trace_step(batch)
     known = train.list_variables((train.model, train.optimizer))
     for each in tf.nest.flatten(train.model):
         known += each.metrics_variables

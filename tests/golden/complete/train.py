@@ -1100,23 +1100,23 @@ def create_input(examples, size, training=False, first_step=0):
     steps = config.steps_per_epoch if training else math.ceil(size / config.global_batch_size)
 
     def list_places(epoch):
-        """Return the places of an epoch, [steps, replicas, batch, 3] int32.
+        """Return the places of an epoch on all replicas, [steps, replicas, batch, 3] int32.
 
         A place is [key, position, index]: the example at `index` in memory has this position in the
         epoch. The key is a random number for the epoch. Key and position are the example's seed.
         """
         position = tf.range(steps * config.global_batch_size)
         index = shuffle(size, epoch)[: len(position)] if training else position
-        key = tf.random.stateless_uniform([], [config.seed, epoch], None, None, "int32")
+        key = tf.random.stateless_uniform([], [config.seed, epoch], minval=None, dtype="int32")
         places = tf.transpose([tf.fill(position.shape, key), position, index])
         return tf.reshape(places, [steps, config.replicas, -1, 3])
 
     def create_dataset(context):
-        """Return the batches of this worker's replicas, in turn."""
+        """Return this worker's batches. An element is the batch of one replica in one step."""
         workers = context.num_input_pipelines
-        # In evaluation the epoch is always 0: each validation draws the same random numbers.
-        epochs = tf.data.Dataset.counter(first_step // steps, int(training), "int32")
-        # A worker takes the places of its own replicas.
+        # In evaluation, this counts 0, 0, …: each validation draws the same random numbers.
+        epochs = tf.data.Dataset.counter(first_step // steps, step=int(training), dtype="int32")
+        # A worker takes the places of its own replicas, in each step.
         places = epochs.map(
             lambda epoch: tf.split(list_places(epoch), workers, axis=1)[context.input_pipeline_id]
         )
