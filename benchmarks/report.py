@@ -1,7 +1,15 @@
-"""Tables and pictures of what side_by_side.py has measured."""
+"""Tables and pictures of what side_by_side.py has measured.
+
+    python benchmarks/report.py FILE
+
+prints the tables again from the file that `--json` has written.
+"""
 
 import itertools
+import json
 import statistics
+import sys
+from pathlib import Path
 
 from race import is_limit, is_peer
 
@@ -16,6 +24,7 @@ COLUMNS = (
     "peak MiB",
     "rounds",
 )
+LIMIT = "limit, our Adam and input"
 
 
 def compare(ours, theirs):
@@ -66,6 +75,50 @@ def format_result(result, reference):
     ]
 
 
+def print_summary(measurements):
+    """Print the speed of train.py, divided by the speed of the fastest peer and of the limit.
+
+    Peers with XLA are compared with train.py with XLA.
+    """
+    for suffix in ("", ", XLA"):
+        print(f"\n**Summary{suffix}**: by wall clock, and by CPU time in brackets\n")
+        print_row("", "essential ÷ fastest peer", "complete ÷ fastest peer", "essential ÷ limit")
+        print("|" + "---|" * 4)
+        for title, results in measurements.items():
+            print_comparison(title, results, suffix)
+
+
+def print_comparison(title, results, suffix):
+    """Print a line of the summary, if train.py and a peer were measured with this suffix."""
+    measured = {name: result for name, result in results.items() if result["clock"]}
+    essential = measured.get(f"train.py{suffix}, essential")
+    complete = measured.get(f"train.py{suffix}, complete")
+    peers = select_peers(measured, suffix)
+    if not (essential and complete and peers):
+        return
+    fastest = find_fastest(peers, measured)
+    cells = [divide_speeds(size, measured[fastest]) for size in (essential, complete)]
+    limit = None if suffix else measured.get(LIMIT)
+    cells.append(divide_speeds(essential, limit) if limit else "")
+    print_row(f"{title} ({fastest})", *cells)
+
+
+def select_peers(names, suffix):
+    """Return the peers that use XLA, for the suffix ", XLA", or those that don't, for ""."""
+    return [name for name in names if is_peer(name) and name.endswith(", XLA") == bool(suffix)]
+
+
+def find_fastest(names, results):
+    """Return the contender with the largest ratio within a round to the first one, as a median."""
+    reference = next(iter(results.values()))  # as in the tables
+    return max(names, key=lambda name: compute_speed(results[name], reference))
+
+
+def divide_speeds(ours, theirs):
+    """Return the medians of the ratios within a round, as text."""
+    return f"{compute_speed(ours, theirs):.2f} ({compute_speed(ours, theirs, 'processor'):.2f})"
+
+
 def find_failures(measurements):
     """Return the contenders that failed, except those with XLA.
 
@@ -106,14 +159,13 @@ def draw(axis, title, results):
 
     Contenders that failed, skipped rounds or are slow have no bar.
     """
-    measured = {name: result["clock"] for name, result in results.items() if result["clock"]}
-    clocks = {name: clock for name, clock in measured.items() if not results[name]["fails"]}
+    measured = {name: result for name, result in results.items() if result["clock"]}
+    complete = {name: result for name, result in measured.items() if not result["fails"]}
     # If all peers have skipped rounds, the fastest one in the first round.
-    peers = list(filter(is_peer, clocks)) or list(filter(is_peer, measured))
-    reference = next(iter(clocks.values()))  # as in the tables
-    best = max(peers, key=lambda name: compute_speed(measured[name], reference))
-    for name, seconds in reversed(clocks.items()):
-        speed = compute_speed(seconds, measured[best])
+    peers = list(filter(is_peer, complete)) or list(filter(is_peer, measured))
+    best = find_fastest(peers, measured)
+    for name, result in reversed(complete.items()):
+        speed = compute_speed(result, measured[best])
         if speed > SLOWEST_BAR:
             bar = axis.barh(name, speed, color=choose_color(name))
             axis.bar_label(bar, fmt="%.2f", padding=3, fontsize=8)
@@ -123,12 +175,26 @@ def draw(axis, title, results):
     axis.margins(x=0.1)
 
 
-def compute_speed(seconds, reference):
+def compute_speed(result, reference, clock="clock"):
     """Return the median of the ratios within a round."""
-    return statistics.median(b / a for a, b in zip(seconds, reference, strict=False))
+    pairs = zip(result[clock], reference[clock], strict=False)
+    return statistics.median(theirs / ours for ours, theirs in pairs)
 
 
 def choose_color(name):
     if is_limit(name):
         return "lightgray"
     return "tab:gray" if is_peer(name) else "tab:orange"
+
+
+def main():
+    """Print all tables of a file."""
+    measurements = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    print(measurements.pop("machine"))
+    for title, results in measurements.items():
+        print_table(title, results)
+    print_summary(measurements)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ from pathlib import Path
 from cookiecutter.main import cookiecutter
 from jobs import JOBS, find_job
 from race import measure_starts, race
-from report import find_failures, plot, print_table
+from report import find_failures, plot, print_summary, print_table
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 ESSENTIAL = "essential"
@@ -278,6 +278,7 @@ def main():
             if args.json:
                 text = json.dumps({"machine": machine, **results}, indent=1)
                 args.json.write_text(text, encoding="utf-8")
+    print_summary(results)
     if args.plot:
         races = {title: each for title, each in results.items() if is_race(title)}
         plot(races, args.plot)

@@ -111,7 +111,7 @@ def restore(kind, path):
         # {% endif %}
         reason = f"{error}".partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt, or of a model before an edit ({reason}). If it is corrupt, "
+            f"{path} is corrupt, or of another model or optimizer ({reason}). If it is corrupt, "
             "delete its files to use an older one; otherwise use another --run-dir"
         ) from error
 

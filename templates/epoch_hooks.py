@@ -23,5 +23,10 @@ def end_epoch(history):
     optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
     To predict, call the model: `model.predict` divides its batch among replicas and workers.
     """
+    # {% if cookiecutter.__size == "parameter_server" %}
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
+    # {% else %}
+    # TODO(you): stop early, write samples if config.worker_index == 0, or set a constant
+    # `optimizer.learning_rate`.
+    # {% endif %}
     return False

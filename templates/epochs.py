@@ -10,10 +10,10 @@ def end_of_next_loop(step):
 
 
 def is_end_of_epoch():
-    return state.step % config.steps_per_epoch == 0
+    return not state.step % config.steps_per_epoch
 
 
-def is_checkpoint_due(first_step):
-    """Return whether the loop from `first_step` passed a multiple of --checkpoint-every-steps."""
+def is_checkpoint_due(loop_start):
+    """Return whether the loop from `loop_start` passed a multiple of --checkpoint-every-steps."""
     every = config.checkpoint_every_steps
-    return state.step // every > first_step // every
+    return state.step // every > loop_start // every

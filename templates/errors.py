@@ -6,7 +6,7 @@ class WrongInput(Exception):
 
 
 class RunFailed(Exception):
-    """The run can't continue, and would fail again."""
+    """The run can't continue until the cause is removed."""
 
     exit_code = 1
     label = "stopped"

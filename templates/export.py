@@ -27,8 +27,8 @@ def export(folder, examples):
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
     archive.add_endpoint("serve", create_serving_function(copies, example))
-    # TensorFlow exports a lookup table only if the archive tracks it. `preprocess` may use one, and
-    # `create_serving_function`, which may create it: so the search comes after it.
+    # TensorFlow exports a lookup table only if the archive tracks it. `create_serving_function` may
+    # create one, so the search comes after the call.
     # `isinstance` would raise an error for a weak proxy of an object that is gone.
     for each in gc.get_objects():
         if issubclass(type(each), tf.saved_model.experimental.TrackableResource):

@@ -12,8 +12,8 @@ gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 # {% endif %}
 
 # {% if is_complete %}
-# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples in a part
-# of a step: --global-batch-size / --accumulation-steps.
+# The examples of all replicas in a micro-batch: --global-batch-size / --accumulation-steps.
+# `compute_loss` divides by this number, because gradients are summed over replicas.
 # {% elif is_synchronous %}
 # Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples of a step.
 # This is config.global_batch_size, or less with --accumulation-steps of the complete script.
@@ -55,7 +55,7 @@ def two_steps(text):
         first, last = map(int, text.split(","))
         if 0 < first <= last:
             return first, last
-    raise argparse.ArgumentTypeError(f"{text!r} is not 0 < FIRST <= LAST; use 100,120, say")
+    raise argparse.ArgumentTypeError(f"{text!r} is not 0 < FIRST <= LAST; use 100,120 for example")
 
 
 # {% endif %}
@@ -99,7 +99,7 @@ class Config:
     precision: str = flag(
         "float32", "dtype policy", choices="float32 mixed_bfloat16 mixed_float16".split()
     )
-    accumulation_steps: int = flag(1, "parts of a replica's batch, for gradient accumulation")
+    accumulation_steps: int = flag(1, "micro-batches of a step, for gradient accumulation")
     clip_norm: float | None = flag(
         None, "largest norm of the global batch's gradients", type=bounded(float)
     )
@@ -128,8 +128,9 @@ class Config:
 
     # {% if is_synchronous %}
     # At startup, `replicas` becomes the number of all replicas, and `strategy` is no longer "auto".
+
     # {% endif %}
-    # Set at startup:
+    # Not flags, set at startup:
     # {% if is_synchronous %}
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
     device_kind: str = "CPU"  # or "GPU" or "TPU"
@@ -140,7 +141,7 @@ class Config:
     # {% endif %}
     train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
-    last_step: int = 1  # the number of steps of the whole run, for a schedule say
+    last_step: int = 1  # the steps of the whole run, for a schedule say; early stopping lowers it
 
 
 config = Config()

@@ -3,6 +3,9 @@ def load_datasets():
 
     Raise WrongInput if a split is empty, if its examples have different shapes, or if a batch is
     larger than the training split.
+    # {% if cookiecutter.__size == "complete" %}
+    Also raise it if a flag names a later step than the last one, or if workers differ.
+    # {% endif %}
     """
     # {% if cookiecutter.__size == "complete" %}
     datasets = list(create_datasets())
@@ -50,7 +53,7 @@ def load_into_memory(dataset, split):
     a run resumes at any step at once. They are variables: each iterator would copy tensors.
     """
     size = int(dataset.cardinality())
-    if not 0 < size < 2e9:  # places in the order of an epoch are int32
+    if not 0 < size < 2e9:  # positions in an epoch are int32
         raise WrongInput(
             f"create_datasets: {split} has cardinality {size}, not 1 to 2e9; if infinite (-1), "
             "remove `repeat`; if unknown (-2), use assert_cardinality"

@@ -1,5 +1,8 @@
 def is_in_run_dir(error):
-    """Return whether an exception is about a file of the run, or a folder above, not of a hook."""
+    """Return whether an exception names a path in the run directory, or a folder that contains it.
+
+    With `--run-dir .`, return False, since the path may be of a hook's file.
+    """
     # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
     paths = f"{getattr(error, 'filename', None) or None}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths

@@ -4,7 +4,8 @@ def compute_losses(labels, predictions):
     `labels` is None if `preprocess` returns none. If a loss needs features, return them as labels,
     too, or as an output of the model.
     """
-    # TODO(you): with several losses or outputs, return a weighted sum.
+    # TODO(you): with several losses or outputs, return a weighted sum. With a shape of [batch, 1],
+    # the validation loss would be wrong.
     return loss_object(labels, predictions)
 
 
@@ -26,6 +27,6 @@ def compute_loss(labels, predictions, sample_weight):
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):
         for regularization in each.losses:
-            # In mixed precision, the loss of an activity is of half precision.
+            # In mixed precision, the loss of an activity regularizer has half precision.
             loss += tf.nn.scale_regularization_loss(tf.cast(regularization, loss.dtype))
     return loss

@@ -21,17 +21,18 @@ def draw_part(draw, shape, **options):
 
     `shape` is the shape of the part. The parts of all replicas follow each other. If the first
     dimension is no multiple of the replica's batch, all examples share the numbers, so all replicas
-    draw the same. A multiple is split as if the rows of an example were adjacent, which they aren't
-    after tf.concat of two batches. A counter has four numbers of 32 bits, so parts of 64-bit
-    numbers overlap.
+    draw the same. In three cases, the numbers depend on the number of replicas:
+    - All examples share the numbers, and the first dimension is a multiple of the replica's batch.
+    - The rows of an example are not adjacent, such as after tf.concat of two batches.
+    - The numbers have 64 bits. A counter has four numbers of 32 bits, so the parts overlap.
     """
     context = tf.distribute.get_replica_context()
     if not context or shape.shape[0] == 0:  # not on a replica, or a scalar
         return draw(shape=shape, **options)
     # {% if cookiecutter.__size == "complete" %}
-    index, parts = state.micro_batch
-    own_part = context.replica_id_in_sync_group * parts + index
-    batch_size = config.global_batch_size // (config.replicas * parts)
+    index, micro_batches = state.micro_batch
+    own_part = context.replica_id_in_sync_group * micro_batches + index
+    batch_size = config.global_batch_size // (config.replicas * micro_batches)
     part = tf.where(shape[0] % batch_size == 0, own_part, 0)
     # {% else %}
     batch_size = config.global_batch_size // config.replicas

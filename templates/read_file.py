@@ -8,4 +8,6 @@ def read_file(name, parse=lambda text: {**json.loads(text)}):
         return parse(path.read_text())
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
-        raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error
+        raise WrongInput(
+            f"{path} can't be read ({error}); fix it, or use another --run-dir"
+        ) from error

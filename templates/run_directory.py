@@ -75,7 +75,7 @@ def log(split, values):
     # {% endif %}
     with run_path("metrics.jsonl").open("a") as file:
         file.write(f"{json.dumps(line)}\n")
-    with create_summary_writer(f"{config.run_dir}/tensorboard/{split}").as_default(state.step):
+    with create_summary_writer(f"{run_path()}/tensorboard/{split}").as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
     return line

@@ -4,10 +4,10 @@ def create_serving_function(models, example):
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
     the predictions of the first model. A length that is None in that model's keras.Input is None
-    here, so `preprocess` needs tf.shape(x)[1], not x.shape[1]. The other components of the batch
-    are from `example`. If the features need them, return a dict from `fetch`. In the signature
-    of the SavedModel, the inputs of a dict are named "inputs", "inputs_1", …, in the order of its
-    sorted keys. For other names, pass `name` to tf.TensorSpec.
+    here, so `preprocess` needs tf.shape(x)[1], not x.shape[1]. All requests get the other
+    components, such as labels, from `example`. In the signature of the SavedModel, the inputs of a
+    dict are named "inputs", "inputs_1", …, in the order of its sorted keys. For other names, pass
+    `name` to tf.TensorSpec.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)

@@ -1,7 +1,7 @@
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own. If they have
-    # tokens or pixels, many metrics need a weight for each one. With a Keras mask, all of them do.
-    # The weights of tokens are `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. Many metrics
+    # need a weight for each token or pixel; with a Keras mask, all metrics do. For tokens, this is
+    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
@@ -22,7 +22,7 @@ def compute_gradients(batch):
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
-        scaled_loss = optimizer.scale_loss(loss)  # differs with a LossScaleOptimizer only
+        scaled_loss = optimizer.scale_loss(loss)  # differs if the optimizer scales losses
     update_metrics(train_metrics, labels, predictions, sample_weight)
     # Weights without a gradient get zeros, since replicas can't sum None. The tape can't compute
     # these zeros for Keras's variables, only for TensorFlow's, which are their `value`.
@@ -42,10 +42,11 @@ def train_step(batch):
 def evaluation_step(batch, metrics):
     """Return the sums of one replica's losses and sample weights, [] each. Update the metrics.
 
-    Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
+    Sums, because a mean would be NaN on a replica whose examples only fill up the last batch. The
+    losses lack the regularization losses, unlike in `train_step`.
     """
-    # TODO(you): the same changes as in compute_gradients. If `training` means another thing than
-    # to switch random layers and BatchNormalization, such as a flow's direction, pass it here, too.
+    # TODO(you): the same changes as in compute_gradients. If your model's `training` does more than
+    # to switch random layers and BatchNormalization, pass the value that evaluation needs.
     features, labels, sample_weight = batch
     # Without this scope, random layers would change their seeds. With it, a layer that draws in
     # evaluation draws the same numbers for each batch.

@@ -27,13 +27,13 @@ def choose_strategy():
     elif config.device_kind == "TPU":
         allowed = ["tpu"]
     elif devices == 1:
-        allowed = ["one_device", "mirrored"]  # the best one first
+        allowed = ["one_device", "mirrored"]  # the first is "auto"
     elif not config.replicas:
         allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
         raise WrongInput(
-            f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {' or '.join(allowed)}"
+            f"--strategy {name}: TF_CONFIG, --replicas or the devices need {' or '.join(allowed)}"
         )
     return name
 
@@ -106,8 +106,9 @@ def create_local_strategy(name):
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
     # {% if cookiecutter.__size == "complete" %}
-    # This is the flag here: two GPUs use the default. The sum of two numbers is bit-identical in
-    # any order, and one device computes it faster. The default keeps the order that workers use.
+    # Here, `config.replicas` is still the flag: two GPUs use the default. The sum of two numbers is
+    # bit-identical in any order, and one device computes it faster. The default keeps the order
+    # that workers use.
     reduce = tf.distribute.ReductionToOneDevice() if config.replicas == 2 else None
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduce)
     # {% else %}

@@ -9,11 +9,11 @@ def train_epochs(train_set, validation_set):
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
-        first_step = state.step
-        last_step = end_of_next_loop(first_step)
-        trained = train(iterator, last_step - first_step)
+        loop_start = state.step
+        loop_end = end_of_next_loop(loop_start)
+        trained = train(iterator, loop_end - loop_start)
         # {% if cookiecutter.__size != "parameter_server" %}
-        state.step = last_step
+        state.step = loop_end
         # {% endif %}
         check_finite(trained["loss"])
         log("train", {**trained, **read_learning_rates()})
@@ -21,7 +21,7 @@ def train_epochs(train_set, validation_set):
         # {% if cookiecutter.__size == "parameter_server" %}
         if is_end_of_epoch() and not signals:
             finish_epoch(validation_set, trained)
-        elif signals or is_checkpoint_due(first_step):
+        elif signals or is_checkpoint_due(loop_start):
             save("last")
         else:
             continue
@@ -34,7 +34,7 @@ def train_epochs(train_set, validation_set):
             raise RunInterrupted(f"saved at step {state.step}; the same command resumes")
         if is_end_of_epoch():
             finish_epoch(validation_set, trained)
-        elif is_checkpoint_due(first_step):
+        elif is_checkpoint_due(loop_start):
             save("last")
         # {% endif %}
 
@@ -79,7 +79,7 @@ def finish_epoch(validation_set, trained):
 
 
 def test_best_checkpoint(test_set):
-    """Test the best checkpoint and log the result. The line has the step of the run's end."""
+    """Test the best checkpoint and log the result. The line has the last step of the run."""
     exit_on_signals()  # everything is saved
     log("test", test_checkpoint(find_checkpoint("best"), test_set))
 

@@ -52,7 +52,7 @@ def create_training_state():
                 # In a traced step it would be too late to create variables (keras#23085).
                 its_optimizer.build(each.trainable_variables)
     # {% if cookiecutter.__size != "parameter_server" %}
-    if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs
+    if config.jit_compile:  # gradients only: XLA can't sum over replicas on CPUs
         compute_gradients = tf.function(compute_gradients, jit_compile=True)
     # {% endif %}
     create_checkpoints()

@@ -1,7 +1,6 @@
 """Fixtures of the template's tests: rendered projects, their scripts, and runs that tests share.
 
-The helpers are modules of their own: rendering.py, running.py, variants.py, tf_queries.py,
-fork_server.py and network_namespaces.py.
+The helpers are modules of their own, whose names don't begin with test_.
 
 A test that takes `answers` runs once for every combination of the choices in cookiecutter.json, so
 a choice that is added there is tested without a new test. `@pytest.mark.long` marks the tests that
@@ -20,27 +19,17 @@ import time
 from pathlib import Path
 
 import pytest
-
-# The names that this module doesn't use are for test files that import them from here.
 from rendering import (
     QUESTIONS,
     SIZES,
     TASKS,
-    TEMPLATE,  # noqa: F401
     combine_choices,
     is_near_default,
-    read_questions,  # noqa: F401
     render_project,
     write_user_config,
 )
 from running import (
-    FLAGS,  # noqa: F401
     SEED,
-    TIMEOUT,  # noqa: F401
-    environment,  # noqa: F401
-    finish,  # noqa: F401
-    hash_tree,  # noqa: F401
-    read_numbers,  # noqa: F401
     run_script,
     train,
 )
@@ -189,16 +178,16 @@ def task_scripts(render, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def script(complete_script):
-    """Return the same as `complete_script`, for files that still use this name."""
-    return complete_script
-
-
-@pytest.fixture(scope="session")
 def server_script(render, tmp_path_factory):
     """Return the path of the train.py of the default task with parameter servers."""
     folder = tmp_path_factory.mktemp("servers")
     return render(folder, distribution="parameter_server") / "train.py"
+
+
+@pytest.fixture(scope="session")
+def all_scripts(scripts, server_script):
+    """Return the three scripts of the default task, by kind."""
+    return {**scripts, "parameter_server": server_script}
 
 
 @pytest.fixture(scope="session")

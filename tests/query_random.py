@@ -238,6 +238,20 @@ def find_counters(path, replicas, shape):
     return [result.numpy().tolist() for result in results]
 
 
+def draw_from_counters(counter):
+    """Return eight numbers from a counter, and eight from the next one."""
+    draws = []
+    for first in (counter, counter + 1):
+        numbers = tf.raw_ops.StatelessRandomUniformV2(
+            shape=[8],
+            key=tf.constant([7], tf.uint64),
+            counter=tf.constant([first, 0], tf.uint64),
+            alg=1,  # Philox
+        )
+        draws.append(numbers.numpy().tolist())
+    return draws
+
+
 def draw_with_traced_replicas(path):
     """Return whether a graph of XLA whose replica is a tensor, as on a TPU, draws its part."""
     script = load_script(path)

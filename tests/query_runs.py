@@ -101,6 +101,12 @@ def load_keras_exports(run_dir):
     return [keras.saving.load_model(path, compile=False) for path in paths]
 
 
+def load_saved_model(run_dir):
+    """Return the SavedModel of a run. Hold it in a variable: it must outlive its function."""
+    folder = Path(run_dir, "export")
+    return tf.saved_model.load(str(folder))
+
+
 def predict_first_examples(run_dir):
     """Return what the SavedModel and model.keras predict for the first test examples."""
     script = load_script(Path(run_dir, "train.py"))
@@ -109,9 +115,7 @@ def predict_first_examples(run_dir):
     seeds = tf.zeros([5, 2], tf.int32)
     features, *_ = script.preprocess(batch, seeds, training=False)
     inputs = batch[0] if isinstance(batch, tuple) else batch
-    # A variable holds the SavedModel: it must outlive its function.
-    folder = str(Path(run_dir, "export"))
-    saved_model = tf.saved_model.load(folder)
+    saved_model = load_saved_model(run_dir)
     keras_model, *_ = load_keras_exports(run_dir)
     predictions = saved_model.serve(inputs)
     keras_predictions = keras_model(features)
@@ -120,8 +124,7 @@ def predict_first_examples(run_dir):
 
 def get_served_shape(run_dir):
     """Return the shape that the SavedModel of a run takes."""
-    folder = str(Path(run_dir, "export"))
-    saved_model = tf.saved_model.load(folder)
+    saved_model = load_saved_model(run_dir)
     signature = saved_model.signatures["serve"]
     _, inputs = signature.structured_input_signature
     return inputs["inputs"].shape.as_list()
@@ -132,8 +135,7 @@ def predict_images(run_dir, shape):
     size = np.prod(shape)
     images = np.arange(size, dtype="uint8") % 17
     images = images.reshape(shape)
-    folder = str(Path(run_dir, "export"))
-    saved_model = tf.saved_model.load(folder)
+    saved_model = load_saved_model(run_dir)
     keras_model, *_ = load_keras_exports(run_dir)
     served = saved_model.serve(images)
     predicted = keras_model(images)
@@ -142,8 +144,15 @@ def predict_images(run_dir, shape):
 
 def serve_inputs(run_dir, inputs):
     """Return what the SavedModel of a run predicts for some lists of integers."""
-    saved_model = tf.saved_model.load(str(Path(run_dir, "export")))
+    saved_model = load_saved_model(run_dir)
     return as_lists([saved_model.serve(tf.constant(each)) for each in inputs])
+
+
+def serve_names(run_dir):
+    """Return the texts that the SavedModel of a run predicts for two black images."""
+    saved_model = load_saved_model(run_dir)
+    names = saved_model.serve(tf.zeros([2, 8, 8, 1]))
+    return [name.decode() for name in names.numpy()]
 
 
 def as_lists(structure):

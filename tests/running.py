@@ -33,6 +33,14 @@ FLAGS = ("--global-batch-size", "16", "--epochs", "4", "--checkpoint-every-steps
 STEPS_PER_EPOCH = 78
 LAST_STEP = 4 * STEPS_PER_EPOCH
 
+# Flags of the complete script, as many as possible in one run.
+FLAGS_TOGETHER = {
+    "float32": "--accumulation-steps 4 --clip-norm 0.3 --ema-momentum 0.9",
+    "compiled": "--jit-compile --schedule cosine --warmup-steps 7",
+    "bfloat16": "--precision mixed_bfloat16 --schedule linear",
+    "float16": "--precision mixed_float16 --clip-norm 0.3 --accumulation-steps 2",
+}
+
 WORKERS = (("worker", 0), ("worker", 1))
 
 # Variables that would change what train.py does.
@@ -191,11 +199,19 @@ def flags_of(replicas):
 
 
 def find_free_ports(count):
-    """Return ports of this machine that are free."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    """Return ports of this machine that are free.
+
+    Each of pytest's processes has its own range, below the ports that the kernel gives to outgoing
+    connections. So none is taken before its task uses it.
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 20_000 + 1000 * (process % 12)
+    ports = []
+    for port in random.sample(range(first, first + 1000), 1000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+        if len(ports) == count:
+            break
     return ports
 
 
@@ -425,7 +441,10 @@ def assert_same_checkpoints(run_dir, expected):
 
 
 def assert_same_run(run_dir, expected):
-    """Assert that two finished runs have the same log and bit-identical checkpoints."""
+    """Assert that two finished runs have the same log and bit-identical checkpoints.
+
+    Their exports are not compared.
+    """
     assert read_numbers(run_dir) == read_numbers(expected)
     tensors = assert_same_checkpoints(run_dir, expected)
     assert len(tensors["last"]) > 15
@@ -447,7 +466,10 @@ def flatten(value):
 
 
 def drop_random_states(tensors):
-    """Return the tensors of a model, given as lists, without the states of random layers."""
+    """Return the tensors of a model, given as lists, except tensors of shape [2].
+
+    The states of random layers have this shape, and no weight of the test's model.
+    """
     return [tensor for tensor in tensors if shape_of(tensor) != [2]]
 
 

@@ -68,34 +68,34 @@ def garble(path):
     path.write_bytes(b"\xff\xfe\x00")
 
 
-# What is done to which files of checkpoints/, and the checkpoint that the output names.
+# What is done to which files of checkpoints/, the checkpoint that the output names, and the step at
+# which the run resumes.
 CORRUPTIONS = {
-    "data cut": (cut, "last/ckpt-234.data*", "last/ckpt-234"),
-    "data flipped": (flip, "last/ckpt-234.data*", "last/ckpt-234"),
-    "data empty": (empty, "last/ckpt-234.data*", "last/ckpt-234"),
-    "data missing": (os.remove, "last/ckpt-234.data*", "last/ckpt-234"),
-    "index cut": (cut, "last/ckpt-234.index", "last/ckpt-234"),
-    "index flipped": (flip, "last/ckpt-234.index", "last/ckpt-234"),
-    "index empty": (empty, "last/ckpt-234.index", "last/ckpt-234"),
-    "index missing": (os.remove, "last/ckpt-234.index", "last/ckpt-234"),
-    "list empty": (empty, "last/checkpoint", None),
-    "list missing": (os.remove, "last/checkpoint", None),
-    "list garbled": (garble, "last/checkpoint", None),
-    "best flipped": (flip, "best/ckpt-234.data*", "best/ckpt-234"),
-    "two indexes cut": (cut, "last/ckpt-2*.index", "last/ckpt-214"),
+    "data cut": (cut, "last/ckpt-234.data*", "last/ckpt-234", 214),
+    "data flipped": (flip, "last/ckpt-234.data*", "last/ckpt-234", 214),
+    "data empty": (empty, "last/ckpt-234.data*", "last/ckpt-234", 214),
+    "data missing": (os.remove, "last/ckpt-234.data*", "last/ckpt-234", 214),
+    "index cut": (cut, "last/ckpt-234.index", "last/ckpt-234", 214),
+    "index flipped": (flip, "last/ckpt-234.index", "last/ckpt-234", 214),
+    "index empty": (empty, "last/ckpt-234.index", "last/ckpt-234", 214),
+    "index missing": (os.remove, "last/ckpt-234.index", "last/ckpt-234", 214),
+    "list empty": (empty, "last/checkpoint", None, 234),
+    "list missing": (os.remove, "last/checkpoint", None, 234),
+    "list garbled": (garble, "last/checkpoint", None, 234),
+    "best flipped": (flip, "best/ckpt-234.data*", "best/ckpt-234", 234),
+    "two indexes cut": (cut, "last/ckpt-2*.index", "last/ckpt-214", 194),
 }
 SHORT_CORRUPTIONS = ("data flipped", "best flipped")
 LONG_CORRUPTIONS = tuple(name for name in CORRUPTIONS if name not in SHORT_CORRUPTIONS)
 
 
 def apply_corruption(run_dir, name):
-    """Corrupt files of a run. Return the checkpoint that the output must name."""
-    corrupt, pattern, named = CORRUPTIONS[name]
+    """Corrupt files of a run."""
+    corrupt, pattern, _, _ = CORRUPTIONS[name]
     paths = list((run_dir / "checkpoints").glob(pattern))
     assert paths
     for path in paths:
         corrupt(path)
-    return named
 
 
 def assert_names_checkpoint(output, named):
@@ -118,9 +118,11 @@ def test_resume_skips_a_corrupt_checkpoint(names, complete_script, train_once, t
     script = write_variant(complete_script, tmp_path)
     for name in names:
         shutil.copytree(half, tmp_path / name)
-        named = apply_corruption(tmp_path / name, name)
+        apply_corruption(tmp_path / name, name)
+        _, _, named, step = CORRUPTIONS[name]
         output = train(script, *CORRUPT_FLAGS, "6", "--run-dir", tmp_path / name)
         assert_names_checkpoint(output, named)
+        assert f"resumed at step {step}\n" in output, name
         assert read_numbers(tmp_path / name) == read_numbers(expected), name
     runs = [tmp_path / name for name in names]
     *hashes, expected_hashes = query("runs.hash_checkpoints", *runs, expected)
@@ -281,7 +283,7 @@ def test_run_killed_between_last_and_best_checkpoint_resumes(
     assert outcome.code == 9, outcome
     assert list_checkpoints(run_dir, "last")[-1] == step
     assert step not in list_checkpoints(run_dir, "best")
-    train(script, *flags)
+    assert f"resumed at step {step}\n" in train(script, *flags)
     assert_same_run(run_dir, train_once(*flags))
 
 
@@ -487,11 +489,9 @@ KINDS = ["essential", "complete", pytest.param("parameter_server", marks=pytest.
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_resume_at_the_end_of_an_epoch_leaves_its_checkpoint(
-    kind, scripts, server_script, tmp_path
-):
+def test_resume_at_the_end_of_an_epoch_leaves_its_checkpoint(kind, all_scripts, tmp_path):
     """A kill while the same files are written again would leave a corrupt one."""
-    script = write_variant({**scripts, "parameter_server": server_script}[kind], tmp_path)
+    script = write_variant(all_scripts[kind], tmp_path)
     train(script, "--epochs", "1")
     paths = list((tmp_path / "run" / "checkpoints" / "last").glob("ckpt-19.*"))
     assert len(paths) == 2
@@ -512,9 +512,9 @@ def sum_variables(original):
 
 
 @pytest.fixture(params=["essential", "parameter_server"])
-def small_script(request, essential_script, server_script):
+def small_script(request, all_scripts):
     """Return a script that reads all weights only before it saves them."""
-    return {"essential": essential_script, "parameter_server": server_script}[request.param]
+    return all_scripts[request.param]
 
 
 def test_weights_are_checked_only_before_they_are_saved(small_script, tmp_path):

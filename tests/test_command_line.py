@@ -17,6 +17,7 @@ from running import (
     assert_fails,
     assert_one_line,
     assert_rejected,
+    assert_unchanged,
     create_command,
     environment,
     find_flags,
@@ -229,6 +230,16 @@ def test_resume_rejects_changed_flags(name, run_all, complete_script, train_once
     _, *words = CHANGED_FLAGS[name]
     results = run_all(complete_script, cases, train_once(*SHORT))
     assert_case_rejected(results[name], *words)
+
+
+@pytest.mark.parametrize("name", ["seed", "batch size", "learning rate"])
+def test_essential_script_rejects_changed_flags(name, essential_script, train_once, tmp_path):
+    run_dir = shutil.copytree(train_once(*SHORT), tmp_path / "run")
+    flags, *words = CHANGED_FLAGS[name]
+    script = write_variant(essential_script, tmp_path)
+    with assert_unchanged(run_dir):
+        outcome = run_script(script, *SHORT, *flags.split())
+    assert_fails(outcome, 2, *words, "another --run-dir")
 
 
 @pytest.mark.parametrize("name", CORRUPT_CONFIGS)

@@ -18,9 +18,9 @@ VALID_LINE = {"step": 1, "epoch": 1, "split": "train", "loss": 0.5}
 
 
 @pytest.fixture(params=KINDS)
-def any_script(request, scripts, server_script):
+def any_script(request, all_scripts):
     """Return the script of one size, or the one with parameter servers."""
-    return {**scripts, "parameter_server": server_script}[request.param]
+    return all_scripts[request.param]
 
 
 def list_loop_ends(script, steps_per_epoch, steps_per_loop, every):

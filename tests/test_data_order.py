@@ -270,5 +270,5 @@ def test_one_core_creates_one_batch_at_a_time(size, scripts, tmp_path):
 def test_speed_counts_the_time_of_the_device(complete_script):
     line = query("input.log_delayed_loop", complete_script)
     assert line["loss"] == 2
-    assert 350 < line["examples_per_second"] <= 700  # 7 steps of 100 in a second or a little more
-    assert 0.25 < line["input_wait"] <= 0.5
+    assert 70 < line["examples_per_second"] <= 700  # 7 steps of 100 in at least a second
+    assert 0.05 < line["input_wait"] <= 0.5

@@ -667,12 +667,21 @@ status.assert_existing_objects_matched().expect_partial()
 # The script's model then has the weights of the run's export.
 USE_OF_CHECKPOINT = """\
 import keras, tensorflow as tf, train
-model, _ = train.create_model_and_optimizer(tf.distribute.get_strategy())
+cpu, *_ = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+model, _ = train.create_model_and_optimizer(tf.distribute.{strategy})
 {block}
 export = keras.saving.load_model("run/export/model.keras", compile=False)
 for one, other in zip(model.variables, export.variables, strict=True):
     assert "seed" in one.path or (one.numpy() == other.numpy()).all(), one.path
 """
+
+
+def use_checkpoint(execute, project, strategy):
+    """Load the weights of a run with the README's code, and compare them with the export's."""
+    code = USE_OF_CHECKPOINT.format(strategy=strategy, block=CHECKPOINT)
+    (project / "use.py").write_text(code, encoding="utf-8")
+    execute("python use.py", project)
 
 
 @pytest.mark.long
@@ -688,8 +697,8 @@ def test_commands_train_evaluate_and_test_a_project(execute, create_project):
     # test_project_tests.py runs the project's tests.
     output = execute(find_command(readme, PYTEST), project, PYTEST_ADDOPTS="--collect-only -q")
     assert "tests collected" in output
-    (project / "use.py").write_text(USE_OF_CHECKPOINT.format(block=CHECKPOINT), encoding="utf-8")
-    execute("python use.py", project)
+    use_checkpoint(execute, project, "get_strategy()")
+    use_checkpoint(execute, project, 'MirroredStrategy(["CPU:0", "CPU:1"])')
     # With --inspect, TensorBoard describes the curves instead of serving them.
     assert "first_step" in execute(find_command(readme, CURVES) + " --inspect", project)
 

@@ -22,7 +22,14 @@ from running import (
     start_workers,
     train,
 )
-from variants import PLATEAU, SMALL_IMAGES, TEACHER, kill_after_log, write_variant
+from variants import (
+    PLATEAU,
+    SMALL_IMAGES,
+    TEACHER,
+    kill_after_log,
+    lose_loop,
+    write_variant,
+)
 
 LONG = pytest.mark.long
 FLAGS = ("--global-batch-size", "16", "--epochs", "9", "--checkpoint-every-steps", "3")
@@ -170,22 +177,17 @@ def test_killed_run_with_epoch_hooks_is_bit_identical(size, point, scripts, plat
     assert_same_run(tmp_path / "run", plateau_run)
 
 
-def test_recovery_keeps_what_end_epoch_has_changed(complete_script, tmp_path):
-    nan = """
-failed = []
-
-@wraps_original
-def train(original, iterator, steps):
-    values = original(iterator, steps)
-    if state.step == 32 and not failed:
-        failed.append(True)
-        values["loss"] = math.nan
-    return values
+HALVES_EACH_EPOCH = """
+def end_epoch(history):
+    optimizer.learning_rate = config.learning_rate * 0.5 ** len(history)
 """
-    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, PLATEAU, nan)
+
+
+def test_recovery_keeps_what_end_epoch_has_changed(complete_script, tmp_path):
+    code = (SMALL_IMAGES, HALVES_EACH_EPOCH, lose_loop("state.step == 32"))
+    script = write_variant(complete_script, tmp_path, *code)
     assert "recovery 1 of 1" in train(script, *FLAGS, "--recover-from-nan", "1")
-    validations = read_split(tmp_path / "run", "validation")
-    assert read_rates(tmp_path / "run") == pytest.approx(find_halved_rates(validations))
+    assert read_rates(tmp_path / "run") == pytest.approx([2e-3 * 0.5**n for n in range(9)])
 
 
 @LONG
@@ -246,10 +248,16 @@ def test_killed_run_with_a_frozen_teacher_is_bit_identical(size, scripts, train_
 
 
 @LONG
-def test_flags_accept_a_model_without_an_optimizer(complete_script, tmp_path):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--ema-momentum 0.9 --schedule cosine --warmup-steps 2",
+        "--replicas 2 --precision mixed_float16 --accumulation-steps 2 --clip-norm 1",
+    ],
+)
+def test_flags_accept_a_model_without_an_optimizer(flags, complete_script, tmp_path):
     script = write_variant(complete_script, tmp_path, SMALL_IMAGES, TEACHER)
-    flags = ("--ema-momentum", "0.9", "--schedule", "cosine", "--warmup-steps", "2")
-    train(script, "--epochs", "2", "--global-batch-size", "16", *flags)
+    train(script, "--epochs", "2", "--global-batch-size", "16", *flags.split())
 
 
 TWO_OPTIMIZERS = """

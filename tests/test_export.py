@@ -10,6 +10,7 @@ import pytest
 from rendering import TASKS
 from running import (
     assert_same_run,
+    drop_random_states,
     environment,
     finish,
     query,
@@ -19,6 +20,7 @@ from running import (
     train,
 )
 from variants import (
+    RISING_LOSS,
     SMALL_IMAGES,
     replace_image_model,
     run_before_final_export,
@@ -31,22 +33,30 @@ ONE_EPOCH = ("--global-batch-size", "16", "--epochs", "1")
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"),
+    ("fault", "exit_code"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
         pytest.param("raise RuntimeError('a fault')", 1, marks=LONG),
     ],
     ids=["kill", "exception"],
 )
-def test_run_without_its_export_exports_again(fault, code, complete_script, train_once, tmp_path):
+def test_run_without_its_export_exports_again(
+    fault, exit_code, complete_script, train_once, tmp_path
+):
     run_dir = tmp_path / "run"
-    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, run_before_final_export(fault))
-    assert run_script(script, *FLAGS).code == code
-    expected = train_once(*FLAGS, code=(SMALL_IMAGES,))
+    code = (SMALL_IMAGES, RISING_LOSS)  # the best checkpoint is not the last
+    script = write_variant(complete_script, tmp_path, *code, run_before_final_export(fault))
+    assert run_script(script, *FLAGS).code == exit_code
+    expected = train_once(*FLAGS, code=code)
     assert read_numbers(run_dir) == read_numbers(expected)  # with the test line
     assert not (run_dir / "export").exists()
-    train(write_variant(complete_script, tmp_path, SMALL_IMAGES), *FLAGS)
+    output = train(write_variant(complete_script, tmp_path, *code), *FLAGS)
+    assert "resumed at step " in output
     assert_same_run(run_dir, expected)
+    contents = query("runs.read_contents", run_dir)
+    [exported] = contents["exports"]
+    assert drop_random_states(exported) == drop_random_states(contents["best"]["model"])
+    assert contents["best"]["step"] != contents["last"]["step"]
 
 
 # Kill the process when it has written the model, before the export has its name.
@@ -69,7 +79,8 @@ def test_run_killed_within_its_export_exports_again(size, scripts, train_once, t
     assert run_script(script, *FLAGS).code == -signal.SIGKILL
     assert (run_dir / "export.part").exists()
     assert not (run_dir / "export").exists()
-    train(write_variant(scripts[size], tmp_path, SMALL_IMAGES), *FLAGS)
+    output = train(write_variant(scripts[size], tmp_path, SMALL_IMAGES), *FLAGS)
+    assert "resumed at step " in output
     assert_same_run(run_dir, train_once(*FLAGS, code=(SMALL_IMAGES,)))
 
 
@@ -215,7 +226,9 @@ SERVES_A_LOOKUP_TABLE = """
 @functools.cache
 def create_names():
     with tf.init_scope():
-        return keras.layers.StringLookup(vocabulary=[str(i) for i in range(10)], invert=True)
+        return keras.layers.StringLookup(
+            vocabulary=[str(i) for i in range(10)], num_oov_indices=0, invert=True
+        )
 
 
 def create_serving_function(models, example):
@@ -233,7 +246,9 @@ def create_serving_function(models, example):
 def test_export_has_the_lookup_table_of_the_serving_function(size, scripts, tmp_path):
     script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, SERVES_A_LOOKUP_TABLE)
     assert "export: " not in train(script, *ONE_EPOCH)
-    assert (tmp_path / "run" / "export" / "saved_model.pb").exists()
+    names = query("runs.serve_names", tmp_path / "run")
+    assert len(names) == 2
+    assert all(name.isdigit() for name in names)
 
 
 ANY_SIZE = replace_image_model(

@@ -31,14 +31,12 @@ from running import (
     assert_same_run,
     assert_succeeded,
     environment,
-    find_newest_step,
     finish,
     finish_all,
     flags_of,
     fork,
     kill,
     list_checkpoints,
-    read_metrics,
     read_numbers,
     read_split,
     run_script,
@@ -229,6 +227,8 @@ def test_interrupted_run_is_bit_identical(
     number, place, size, task, task_scripts, train_task, tmp_path, chance
 ):
     count = count_signals((number, place, size, task))
+    if not count:
+        pytest.skip("FAULTS_KILLS and FAULTS_TERMS leave no signal for this case")
     expected = train_task(task, *FLAGS, *flags_of(1 if place == ONE_REPLICA else 2))
     script = write_variant(task_scripts[task][size], tmp_path, *get_code(task))
     run_dir = tmp_path / "run"
@@ -237,7 +237,11 @@ def test_interrupted_run_is_bit_identical(
         if disturb(number, place, size, script, chance):
             sent += 1
         if (run_dir / "export").exists() or sent == count:
-            assert_succeeded(finish_all(begin(place, script, *FLAGS)))
+            saved = list_checkpoints(run_dir)
+            outcomes = finish_all(begin(place, script, *FLAGS))
+            assert_succeeded(outcomes)
+            if len(saved) > 1:  # a kill may have cut the newest short
+                assert re.search("resumed at step |is finished", outcomes[0].output)
             assert_same_run(run_dir, expected)
             shutil.rmtree(run_dir)
     print(f"{sent} × {number.name} to {size} {task}, {place}: all runs are bit-identical")
@@ -254,8 +258,14 @@ def preprocess(original, batch, seeds, training):
         tf.numpy_function(lambda: time.sleep(1), [], [])
     return original(batch, seeds, training)
 """
-# While a file "slow" exists, a step takes minutes.
+# From the first log line on, or if a file "slow" exists, a step takes minutes.
 SLOW_STEPS = """
+@wraps_original
+def log(original, split, values):
+    line = original(split, values)
+    Path("slow").touch()
+    return line
+
 @wraps_original
 def preprocess(original, batch, seeds, training):
     def wait():
@@ -281,7 +291,7 @@ def stop(process, number, seconds=10):
 def test_signal_in_validation_saves(complete_script, train_once, tmp_path):
     process = fork(write_variant(complete_script, tmp_path, SLOW_VALIDATION), *TWO_EPOCHS)
     run_dir = tmp_path / "run"
-    wait_until(lambda: (run_dir / "metrics.jsonl").exists() and read_metrics(run_dir), process)
+    wait_until(lambda: len(read_split(run_dir, "train")) == 4, process)
     time.sleep(1)  # the validation takes at least 17
     output = stop(process, signal.SIGTERM)
     assert f"saved at step {STEPS_PER_EPOCH}" in output
@@ -340,33 +350,32 @@ def test_signal_ends_a_run_whose_output_nobody_reads(complete_script, tmp_path):
         process.kill()
 
 
+# No checkpoint is due within an epoch. The first loop ends at step 39. The second one is longer, in
+# steps, than the input is ahead.
+NO_CHECKPOINTS = (*TWO_EPOCHS[:4], "--steps-per-loop", "40", "--checkpoint-every-steps", "10000")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("lines", "number"),
-    [(0, signal.SIGTERM), (3, signal.SIGINT)],
-    ids=["first step", "later step"],
+    ("step", "number"),
+    [(0, signal.SIGTERM), (39, signal.SIGINT)],
+    ids=["first loop", "second loop"],
 )
-def test_signal_in_a_step_of_minutes_saves(lines, number, complete_script, train_once, tmp_path):
-    """Steps begin to take minutes when the log has some lines."""
+def test_signal_in_a_step_of_minutes_saves(step, number, complete_script, train_once, tmp_path):
+    """Only the interrupted loop is repeated."""
     run_dir = tmp_path / "run"
-    slow = tmp_path / "slow"
-    if not lines:
-        slow.touch()
-    process = fork(write_variant(complete_script, tmp_path, SLOW_STEPS), *TWO_EPOCHS)
+    if step == 0:
+        (tmp_path / "slow").touch()
+    process = fork(write_variant(complete_script, tmp_path, SLOW_STEPS), *NO_CHECKPOINTS)
     wait_until(lambda: (run_dir / "train.py").exists(), process)
-    wait_until(lambda: len(read_numbers(run_dir)) >= lines, process)
-    slow.touch()
+    wait_until(lambda: step == 0 or read_numbers(run_dir), process)
     time.sleep(3)
-    logged = read_numbers(run_dir)
+    assert list_checkpoints(run_dir) == []
     output = stop(process, number)
-    # Only the interrupted loop is repeated.
-    step = logged[-1]["step"] if logged else 0
-    assert find_newest_step(run_dir) == step
-    if "saved at" in output:
-        assert f"saved at step {step}" in output
-    output = train(write_variant(complete_script, tmp_path), *TWO_EPOCHS)
-    assert step == 0 or f"resumed at step {step}" in output
-    assert_same_run(run_dir, train_once(*TWO_EPOCHS))
+    assert (f"saved at step {step}" in output) == (step > 0), output
+    output = train(write_variant(complete_script, tmp_path), *NO_CHECKPOINTS)
+    assert (f"resumed at step {step}" in output) == (step > 0), output
+    assert_same_run(run_dir, train_once(*NO_CHECKPOINTS))
 
 
 @pytest.mark.long
@@ -377,7 +386,8 @@ def test_signal_at_the_start_shows_no_traceback(seconds, complete_script, tmp_pa
     process.send_signal(signal.SIGINT)
     outcome = finish(process)
     # While Python itself starts, it has no handler yet.
-    assert outcome.code in (143, -signal.SIGINT), outcome
+    is_starting = seconds < 2
+    assert outcome.code == 143 or (outcome.code == -signal.SIGINT and is_starting), outcome
     assert "Error" not in outcome.errors
 
 
@@ -436,6 +446,7 @@ def test_run_stops_at_a_full_disk_and_resumes(filling, complete_script, train_on
         env=environment(KEEP=str(tmp_path / "run")),
         capture_output=True,
         encoding="utf-8",
+        timeout=2 * running.TIMEOUT,
         check=False,
     )
     if "unshare" in finished.stderr or "mount:" in finished.stderr:
@@ -516,9 +527,13 @@ def test_run_killed_after_a_recovery_skips_the_same_data(nan_run):
     expected = read_numbers(run_dir)
     shutil.rmtree(run_dir)
     [process] = begin(place, script, *RECOVERY)
-    wait_until(lambda: find_newest_step(run_dir) > step, process)
+    # The kill may cut the second one short.
+    wait_until(lambda: sum(saved > step for saved in list_checkpoints(run_dir)) >= 2, process)
     kill(process)
-    assert_succeeded([run_place(place, script, *RECOVERY)])
+    outcome = run_place(place, script, *RECOVERY)
+    assert_succeeded([outcome])
+    assert "resumed at step " in outcome.output
+    assert "recovery 1 of 1" not in outcome.output
     assert read_numbers(run_dir) == expected
 
 

@@ -349,7 +349,7 @@ def test_answers_are_text_or_rejected(part, count, sandbox, plain_tree):
         sandbox.clean()
 
     answer()
-    assert len(outcomes) > 1
+    assert "rendered" in outcomes
     assert_ruff_clean(["."], sandbox.kept)
     for project in list(sandbox.kept.iterdir())[:2]:
         outcome = run_script(project / "train.py", "--help")
@@ -471,6 +471,12 @@ def find_wrongs(outcome, is_changed, left):
 
 def try_line(script, folder, line, seconds=20, **variables):
     """Run a script in a folder, on a command line. Return the exit code, and what is wrong."""
+    outcome, wrong = run_line(script, folder, line, seconds, **variables)
+    return outcome.code, wrong
+
+
+def run_line(script, folder, line, seconds=20, **variables):
+    """Run a script in a folder, on a command line. Return the outcome, and what is wrong."""
     shutil.copy(script, folder)
     scratch = folder.parent / f"{folder.name}-scratch"
     scratch.mkdir()
@@ -483,9 +489,9 @@ def try_line(script, folder, line, seconds=20, **variables):
     is_changed = describe_tree(folder) != before
     wrongs = find_wrongs(outcome, is_changed, os.listdir(scratch))
     if not wrongs:
-        return outcome.code, None
+        return outcome, None
     ends = f"{outcome.output[-2000:]}\n{outcome.errors[-4000:]}"
-    return outcome.code, f"{', '.join(wrongs)}: {variables} {line}\n{ends}"
+    return outcome, f"{', '.join(wrongs)}: {variables} {line}\n{ends}"
 
 
 def assert_all_right(ends, are_some_rejected=True):
@@ -869,7 +875,6 @@ def test_corrupt_list_of_checkpoints_is_handled(
     content, kind, size, small_scripts, finished_runs, tmp_path
 ):
     """No script needs TensorFlow's list of checkpoints."""
-    ends = []
     for flags in (EVALUATE, RESUME):
         folder = tmp_path / flags[1]
         shutil.copytree(finished_runs[size], folder / "run")
@@ -877,5 +882,7 @@ def test_corrupt_list_of_checkpoints_is_handled(
         listed.unlink()
         if content is not None:
             listed.write_bytes(content)
-        ends.append(try_line(small_scripts[size], folder, flags, seconds=120))
-    assert ends == [(0, None)] * 2
+        outcome, wrong = run_line(small_scripts[size], folder, flags, seconds=120)
+        assert outcome.code == 0, outcome
+        assert wrong is None
+        assert flags == EVALUATE or "resumed at step " in outcome.output

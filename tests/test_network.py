@@ -111,7 +111,10 @@ def test_cut_link_ends_both_workers_and_they_resume(size, moment, start_pair, on
         outcomes = finish_all(pair, timeout=60)
         assert time.monotonic() - began < 30
     assert [outcome.code for outcome in outcomes] == [143, 143], outcomes
-    assert_all_succeeded([start_on(on, index, script, *FLAGS) for index in range(2)])
+    resumed = finish_all([start_on(on, index, script, *FLAGS) for index in range(2)])
+    codes = [outcome.code for outcome in resumed]
+    assert codes == [0, 0], resumed
+    assert "resumed at step " in resumed[0].output
     assert_same_run(script.parent / "run", train_once(*FLAGS, *TWO_REPLICAS))
 
 
@@ -123,6 +126,7 @@ def test_link_that_is_soon_restored_changes_no_bit(size, moment, start_pair, on,
     script, pair = start_pair(size, moment)
     with cut_link(on):
         time.sleep(3)
+        assert [process.poll() for process in pair] == [None, None]
     assert_all_succeeded(pair)
     assert_same_run(script.parent / "run", train_once(*FLAGS, *TWO_REPLICAS))
 
@@ -161,6 +165,7 @@ def test_parameter_servers_continue_when_a_link_is_soon_restored(start_tasks, on
     tasks = start_tasks("--epochs", "20", apart=("worker", 1))
     with cut_link(on):
         time.sleep(3)
+        assert tasks.chief.poll() is None
     assert_codes(tasks.finish(), 0)
     assert_each_example_once(tasks.read_all_steps(), 20)
 

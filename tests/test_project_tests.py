@@ -13,7 +13,14 @@ import sys
 
 import pytest
 from running import environment, run_project_tests, wait_until
-from variants import IMAGE_LAYERS, PLATEAU, TEACHER, replace_image_model, write_variant
+from variants import (
+    IMAGE_LAYERS,
+    PLATEAU,
+    TEACHER,
+    insert_layer,
+    replace_image_model,
+    write_variant,
+)
 
 LONG = pytest.mark.long
 HOOKS = (
@@ -1356,8 +1363,29 @@ def compute_loss(labels, predictions, sample_weight):
 )
 STYLE += return_batch("tf.cast(images, tf.float32) / 16")
 
+# TensorFlow draws these numbers by rejection, so a replica can't skip the others' numbers.
+TRUNCATED_NOISE = """
+@keras.saving.register_keras_serializable()
+class TruncatedNoise(keras.layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, inputs, training=False):
+        if not training:
+            return inputs
+        shape = keras.ops.shape(inputs)
+        return inputs + keras.random.truncated_normal(shape, seed=self.seeds)
+
+""" + insert_layer("TruncatedNoise()", after="Flatten")
+
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
+    "numbers-that-replicas-cannot-share": (
+        TRUNCATED_NOISE,
+        REPLICAS,
+        ["train_step: the gradients of sequential", "random numbers that replicas can't share"],
+    ),
     "states-that-evaluation-changes": (
         DRAWS_IN_EVALUATION,
         KILLED,
@@ -1748,6 +1776,16 @@ def evaluation_step(batch, metrics):
     losses = list_losses(labels, predictions)
     return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
 """
+
+# In evaluation, the steps take other features than in training.
+OTHER_FEATURES = """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    images = tf.cast(images, tf.float32)
+    return (images if training else {"clean": images}), labels
+""" + LOSSES_IN_STEPS.replace(
+    "model(features, training=False)", 'model(features["clean"], training=False)'
+)
 
 NO_LOSS_OBJECT = """
 def preprocess(batch, seeds, training):
@@ -2185,6 +2223,7 @@ CORRECT = {
     "crops in the model": (CROPS, f"{CONTRACT} or {KILLED}"),
     "no loss object": (NO_LOSS_OBJECT, CONTRACT),
     "losses in the steps alone": (LOSSES_IN_STEPS, CONTRACT),
+    "losses in the steps alone, of other features": (OTHER_FEATURES, CONTRACT),
     "normalization of a replica's batch": (normalize(""), f"{CONTRACT} or {REPLICAS}"),
     "normalization and a generator": (DRAWING, CONTRACT),
     "losses of tokens": (TOKENS, CONTRACT),

@@ -33,6 +33,14 @@ KILLED_ESSENTIAL = (
 KILLED_COMPLETE = "resume.py::test_killed_run_is_bit_identical"
 EVALUATION_TEST = "evaluation.py::test_evaluation_counts_every_example_once[plain-by-2]"
 WEIGHTED_TEST = "evaluation.py::test_evaluation_counts_every_example_once[weighted-by-2]"
+WRITE_LAST = """\
+    write_checkpoint("last", last, max_to_keep=3)
+    state.saved_step = int(last["step"])
+"""
+WRITE_BEST = """\
+    if best:
+        write_checkpoint("best", best, max_to_keep=1)
+"""
 SUM_OF_LOSSES = "tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)"
 
 REPLICAS = {
@@ -72,7 +80,7 @@ REPLICAS = {
         "numerics.py::test_overflow_on_one_replica_is_seen_by_all",
     ),
     "parts of a batch are one batch": Break(
-        "tf.nest.map_structure(lambda total: total / parts, sums)",
+        "tf.nest.map_structure(lambda total: total / count, sums)",
         "sums",
         "numerics.py::test_accumulation_equals_the_whole_batch",
     ),
@@ -187,11 +195,10 @@ RESUME = {
         "return True\n",
         KILLED_ESSENTIAL,
     ),
-    "the best checkpoint is written before the last": Break(
-        '    if best:\n        write_checkpoint("best", best, max_to_keep=1)\n',
-        '    write_checkpoint("last", last, max_to_keep=3)\n'
-        '    if best:\n        write_checkpoint("best", best, max_to_keep=1)\n',
-        "checkpoints.py::test_run_killed_between_best_and_last_checkpoint_resumes[second epoch]",
+    "the last checkpoint is written before the best": Break(
+        f"{WRITE_LAST}{WRITE_BEST}",
+        f"{WRITE_BEST}{WRITE_LAST}",
+        "checkpoints.py::test_run_killed_between_last_and_best_checkpoint_resumes[second epoch]",
     ),
     "a flag that would change the numbers is rejected": Break(
         "        run_on_chief(check_run)\n",
@@ -261,6 +268,13 @@ def test_page_says_how_many_promises_are_broken():
 def test_text_to_break_is_in_a_script(name, scripts):
     texts = [script.read_text(encoding="utf-8") for script in scripts.values()]
     assert any(PROMISES[name].old in text for text in texts)
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_test_that_must_fail_exists(name):
+    file, _, test = PROMISES[name].test.partition("::")
+    function = test.partition("[")[0]
+    assert f"def {function}(" in (TESTS / f"test_{file}").read_text(encoding="utf-8")
 
 
 @pytest.mark.long

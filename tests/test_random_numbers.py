@@ -90,6 +90,14 @@ def test_second_replica_skips_the_numbers_of_the_first(name, essential_script):
     assert counters == [[0, size + 3], [size // 4, size + 3]]
 
 
+@pytest.mark.parametrize("counter", [2**32 - 1, 2**33 - 1])
+def test_generator_counts_beyond_32_bits(counter):
+    """A counter has four numbers, so the fifth is the first of the next counter."""
+    numbers, next_numbers = query("random.draw_from_counters", counter)
+    assert numbers[4:] == next_numbers[:4]
+    assert numbers[:4] != next_numbers[:4]
+
+
 def test_parts_of_replicas_may_begin_within_a_counter(essential_script):
     # A part has 42 numbers. A counter has four.
     counters = query("random.find_counters", essential_script, 4, [6, 7])

@@ -105,6 +105,7 @@ def test_recipe_changes_only_hooks_and_steps(name, size, render, tmp_path):
     script = (project / "train.py").read_text(encoding="utf-8")
     replaced = write_recipe(project, name)
     sections = script[script.index("\n# 3. ") : script.index("\n# 5. ")]
+    assert replaced
     for function in replaced:
         assert f"\ndef {function}(" in sections
     assert_ruff_clean(["."], project)

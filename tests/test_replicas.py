@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from running import (
     FLAGS,
+    FLAGS_TOGETHER,
     WORKERS,
     assert_close,
     assert_same_checkpoints,
@@ -29,7 +30,12 @@ from variants import insert_layer, replace_image_model, write_variant
 LONG = pytest.mark.long
 SHORT = ("--epochs", "2", "--steps-per-loop", "5")
 NORMALIZED = insert_layer("keras.layers.BatchNormalization()", after="Flatten")
-REGULARIZED = replace_image_model(
+NESTED = insert_layer(
+    "keras.Sequential("
+    "[keras.layers.Dense(512, use_bias=False), keras.layers.BatchNormalization()])",
+    after="Flatten",
+)
+ACTIVITY_REGULARIZED = replace_image_model(
     "keras.layers.Rescaling(1 / 16)",
     "keras.layers.Flatten()",
     "keras.layers.BatchNormalization()",
@@ -52,14 +58,8 @@ def train_step(batch):
     return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
 """
 
-# By name: flags, and the relative tolerance to which they leave replicas equal. Each flag that
-# changes the update is in one of them.
-FLAGS_TOGETHER = {
-    "float32": ("--accumulation-steps 4 --clip-norm 0.3 --ema-momentum 0.9", 1e-5),
-    "compiled": ("--jit-compile --schedule cosine --warmup-steps 7", 1e-5),
-    "bfloat16": ("--precision mixed_bfloat16 --schedule linear", 1e-2),
-    "float16": ("--precision mixed_float16 --clip-norm 0.3 --accumulation-steps 2", 1e-2),
-}
+# The relative tolerance to which flags leave replicas equal.
+TOLERANCES = {"float32": 1e-5, "compiled": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
 
 # --------------------------------------------------------------------------------------------------
 # Replicas
@@ -95,8 +95,8 @@ def test_step_reads_weights_before_it_updates_them(train_once):
 @pytest.mark.long
 @pytest.mark.parametrize("name", FLAGS_TOGETHER)
 def test_replicas_agree_with_flags(name, train_once):
-    words, tolerance = FLAGS_TOGETHER[name]
-    flags = (*SHORT, *words.split())
+    tolerance = TOLERANCES[name]
+    flags = (*SHORT, *FLAGS_TOGETHER[name].split())
     one, two, four = (
         read_numbers(train_once(*flags, *flags_of(replicas))) for replicas in (1, 2, 4)
     )
@@ -106,10 +106,58 @@ def test_replicas_agree_with_flags(name, train_once):
 
 
 @pytest.mark.long
-def test_any_batch_normalization_sees_the_global_batch(train_once):
+@pytest.mark.parametrize("name", FLAGS_TOGETHER)
+def test_two_workers_with_flags_are_bit_identical_to_two_replicas(
+    name, complete_script, train_once, tmp_path
+):
+    flags = (*SHORT, *FLAGS_TOGETHER[name].split())
+    workers = start_workers(write_variant(complete_script, tmp_path), WORKERS, *flags)
+    assert_succeeded(finish_all(workers))
+    expected = train_once(*flags, *flags_of(2))
+    assert read_numbers(tmp_path / "run") == read_numbers(expected)
+    assert_same_checkpoints(tmp_path / "run", expected)
+
+
+# Layers that draw for each example. Their results are continuous, so rounding changes them little.
+RANDOM_LAYERS = replace_image_model(
+    "keras.layers.Rescaling(1 / 16)",
+    "keras.layers.RandomFlip()",
+    "keras.layers.RandomTranslation(0.2, 0.2)",
+    "keras.layers.GaussianNoise(0.1)",
+    'keras.layers.Conv2D(16, 3, activation="silu")',
+    "keras.layers.SpatialDropout2D(0.2)",
+    "keras.layers.GaussianDropout(0.2)",
+    "keras.layers.Flatten()",
+    'keras.layers.Dense(16, activation="silu")',
+    "keras.layers.AlphaDropout(0.1)",
+    "keras.layers.Dense(10)",
+)
+
+
+@pytest.mark.long
+def test_parts_replicas_and_workers_agree_with_random_layers(complete_script, train_once, tmp_path):
+    code = (RANDOM_LAYERS,)
+    one = read_numbers(train_once(*SHORT, code=code))
+    assert_close(
+        read_numbers(train_once(*SHORT, "--accumulation-steps", "2", code=code)),
+        one,
+        rel=1e-4,
+        flips=1,
+    )
+    two = train_once(*SHORT, *flags_of(2), code=code)
+    assert_close(read_numbers(two), one, rel=1e-4, flips=1)
+    workers = start_workers(write_variant(complete_script, tmp_path, *code), WORKERS, *SHORT)
+    assert_succeeded(finish_all(workers))
+    assert read_numbers(tmp_path / "run") == read_numbers(two)
+    assert_same_checkpoints(tmp_path / "run", two)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layers", [NORMALIZED, NESTED], ids=["flat", "nested"])
+def test_any_batch_normalization_sees_the_global_batch(layers, train_once):
     flags = ("--epochs", "2")
-    one = train_once(*flags, code=(NORMALIZED,))
-    two = train_once(*flags, *flags_of(2), code=(NORMALIZED,))
+    one = train_once(*flags, code=(layers,))
+    two = train_once(*flags, *flags_of(2), code=(layers,))
     assert_close(read_numbers(two), read_numbers(one), rel=1e-4, flips=1)
     line = "BatchNormalization layers synchronized over replicas: 1\n"
     assert line not in (one.parent / "output").read_text()
@@ -120,8 +168,8 @@ def test_any_batch_normalization_sees_the_global_batch(train_once):
 def test_losses_of_layers_are_those_of_the_replica(replicas, train_once):
     """The threads of the replicas take turns within the model, at each BatchNormalization."""
     flags = ("--epochs", "2")
-    one = train_once(*flags, code=(REGULARIZED,))
-    several = train_once(*flags, *flags_of(replicas), code=(REGULARIZED,))
+    one = train_once(*flags, code=(ACTIVITY_REGULARIZED,))
+    several = train_once(*flags, *flags_of(replicas), code=(ACTIVITY_REGULARIZED,))
     assert_close(read_numbers(several), read_numbers(one), rel=1e-4, flips=1)
 
 

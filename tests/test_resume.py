@@ -11,6 +11,7 @@ import time
 import pytest
 from running import (
     FLAGS,
+    FLAGS_TOGETHER,
     LAST_STEP,
     WORKERS,
     assert_close,
@@ -39,8 +40,10 @@ from variants import (
     SMALL_IMAGES,
     insert_layer,
     kill_after_log,
+    lose_loop,
     reformat_definition,
     replace_image_model,
+    run_before,
     write_copies,
     write_edited,
     write_variant,
@@ -61,12 +64,13 @@ def draw_moment(run_dir, lines, chance):
     count = count_lines(run_dir)
     step = find_newest_step(run_dir)
     target = chance.randint(1, max(1, lines * 2 // 3))
+    listed = run_dir / "checkpoints" / "last" / "checkpoint"  # exists once one is complete
     print(f"a kill at line {target} of {lines}, resuming at step {step}, {count} lines in the log")
 
     def has_come():
         # The log has lines from before. The run is under way when it is past its first checkpoint.
         is_under_way = find_newest_step(run_dir) > min(step, LAST_STEP - 1)
-        return is_under_way and count_lines(run_dir) >= target
+        return is_under_way and listed.exists() and count_lines(run_dir) >= target
 
     return has_come
 
@@ -82,20 +86,19 @@ def test_killed_run_is_bit_identical(complete_script, train_once, tmp_path, chan
     time.sleep(chance.uniform(0, 0.05))
     kill(process)
     assert count_lines(run_dir) < lines
-    kill_after_last_save(script, run_dir, flags)
-    output = train(script, *flags)
+    kill_before_test(complete_script, run_dir, flags)
+    output = train(write_variant(complete_script, tmp_path), *flags)
     assert f"resumed at step {LAST_STEP}" in output
     assert_same_run(run_dir, expected)
 
 
-def kill_after_last_save(script, run_dir, flags):
-    """Kill a run that has saved its last checkpoint, and has no test line and no export yet."""
-    process = fork(script, *flags)
-    wait_until(lambda: find_newest_step(run_dir) == LAST_STEP, process)
-    # The file's name appears before the checkpoint is complete: wait for TensorFlow's list, too.
-    listed = run_dir / "checkpoints" / "last" / "checkpoint"
-    wait_until(lambda: f'"ckpt-{LAST_STEP}"' in listed.read_text(), process)
-    kill(process)
+def kill_before_test(complete_script, run_dir, flags):
+    """Resume a run, and kill it when it has saved its last checkpoint, before the test."""
+    die = run_before("test_best_checkpoint", "os.kill(os.getpid(), signal.SIGKILL)")
+    outcome = run_script(write_variant(complete_script, run_dir.parent, die), *flags)
+    assert outcome.code == -signal.SIGKILL, outcome
+    assert "resumed at step " in outcome.output
+    assert find_newest_step(run_dir) == LAST_STEP
     assert all(line["split"] != "test" for line in read_numbers(run_dir))
     assert not (run_dir / "export").exists()
 
@@ -136,13 +139,26 @@ def name_layers(first, second):
     )
 
 
-def test_essential_script_rejects_renamed_layers(essential_script, tmp_path):
+@pytest.mark.parametrize(
+    "flags",
+    [("--epochs", "2"), pytest.param(("--mode", "evaluate"), marks=LONG)],
+    ids=["resume", "evaluate"],
+)
+def test_essential_script_rejects_renamed_layers(flags, essential_script, tmp_path):
     code = (SMALL_IMAGES, name_layers("one", "two"))
     train(write_variant(essential_script, tmp_path, *code), "--epochs", "1")
     code = (SMALL_IMAGES, name_layers("two", "three"))
     script = write_variant(essential_script, tmp_path, *code)
-    outcome = run_script(script, "--epochs", "2")
+    outcome = run_script(script, *flags)
     assert_fails(outcome, 2, "it has sequential/one/kernel", "sequential/two/kernel", "--run-dir")
+
+
+@pytest.mark.parametrize("size", ["complete", pytest.param("essential", marks=LONG)])
+def test_first_variable_of_a_new_layer_is_named(size, scripts, tmp_path):
+    train(write_variant(scripts[size], tmp_path, SMALL_IMAGES), "--epochs", "1")
+    code = (SMALL_IMAGES, insert_layer('keras.layers.Dense(512, name="new")', after="Flatten"))
+    outcome = run_script(write_variant(scripts[size], tmp_path, *code), "--mode", "evaluate")
+    assert_fails(outcome, 2, "new/kernel" if size == "complete" else "incompatible tensor")
 
 
 @pytest.mark.parametrize("export", ["best", "last"])
@@ -154,14 +170,6 @@ def test_evaluation_rejects_renamed_layers(export, complete_script, train_once, 
     flags = ("--mode", "evaluate", "--run-dir", run_dir, "--export", export)
     outcome = run_script(script, *flags)
     assert_fails(outcome, 2, "it has sequential/one/kernel", "sequential/two/kernel", "same hooks")
-
-
-FLAGS_TOGETHER = {
-    "float32": "--accumulation-steps 4 --clip-norm 0.3 --ema-momentum 0.9",
-    "compiled": "--jit-compile --schedule cosine --warmup-steps 7",
-    "bfloat16": "--precision mixed_bfloat16 --schedule linear",
-    "float16": "--precision mixed_float16 --clip-norm 0.3 --accumulation-steps 2",
-}
 
 
 @pytest.mark.long
@@ -372,9 +380,10 @@ def test_essential_script_leaves_nothing_of_a_complete_one_killed_within_a_write
 def test_essential_script_rejects_a_run_with_flags_that_it_lacks(
     flag, key, essential_script, train_once, tmp_path
 ):
-    run_dir = train_once("--epochs", "1", flag, "1")
+    run_dir = shutil.copytree(train_once("--epochs", "1", flag, "1"), tmp_path / "run")
     script = write_variant(essential_script, tmp_path)
-    outcome = run_script(script, "--epochs", "2", "--run-dir", run_dir)
+    with assert_unchanged(run_dir):
+        outcome = run_script(script, "--epochs", "2")
     assert_fails(outcome, 2, key)
 
 
@@ -388,23 +397,12 @@ def test_essential_script_resumes_a_run_that_could_have_recovered(scripts, train
     assert_same_run(run_dir, train_once("--epochs", "2"))
 
 
-LOSES_A_LOOP = """
-failed = []
-
-@wraps_original
-def train(original, iterator, steps):
-    values = original(iterator, steps)
-    if state.step > 0 and not failed:
-        failed.append(True)
-        values["loss"] = math.nan
-    return values
-"""
-
-
 @pytest.mark.long
 def test_essential_script_rejects_a_run_that_has_recovered(scripts, tmp_path):
     run_dir = tmp_path / "run"
-    [complete] = write_copies(scripts["complete"], [tmp_path / "complete"], LOSES_A_LOOP)
+    [complete] = write_copies(
+        scripts["complete"], [tmp_path / "complete"], lose_loop("state.step > 0")
+    )
     output = train(complete, "--epochs", "2", "--recover-from-nan", "1", "--run-dir", run_dir)
     assert "recovery 1 of 1" in output
     [essential] = write_copies(scripts["essential"], [tmp_path / "essential"])
@@ -484,11 +482,16 @@ def test_resume_accepts_edited_hooks_if_the_copy_was_renamed(
 
 
 def interrupt(script, replicas, lines):
-    """Start a run and end it by SIGTERM, most often in the middle of an epoch."""
+    """Start a run and end it by SIGTERM, most often in the middle of an epoch.
+
+    Return what it has printed.
+    """
     process = fork(script, *LONGER, *flags_of(replicas))
     wait_for_lines(script.parent / "run", lines, process)
     process.send_signal(signal.SIGTERM)
-    assert finish(process).code == 143
+    outcome = finish(process)
+    assert outcome.code == 143, outcome
+    return outcome.output
 
 
 LONGER = ("--global-batch-size", "16", "--epochs", "15", "--checkpoint-every-steps", "20")
@@ -498,10 +501,13 @@ LONGER = ("--global-batch-size", "16", "--epochs", "15", "--checkpoint-every-ste
 def test_run_moves_between_replicas_and_workers(complete_script, train_once, tmp_path, chance):
     expected = read_numbers(train_once(*LONGER, code=(NO_DROPOUT,)))
     script = write_variant(complete_script, tmp_path, NO_DROPOUT)
-    for replicas in (1, 2, 4, 1):
-        interrupt(script, replicas, chance.randint(2, 8))
+    interrupt(script, 1, chance.randint(2, 8))
+    for replicas in (2, 4, 1):
+        assert "resumed at step " in interrupt(script, replicas, chance.randint(2, 8))
     outcome = run_script(script, *LONGER, "--replicas", "3")
     assert_fails(outcome, 2, "3 replicas", "multiple of 3")
-    assert_succeeded(finish_all(start_workers(script, WORKERS, *LONGER)))
+    outcomes = finish_all(start_workers(script, WORKERS, *LONGER))
+    assert_succeeded(outcomes)
+    assert "resumed at step " in outcomes[0].output
     # The loss of a loop falls to 0.005, of predictions of about 10: 1e-6 is their rounding.
     assert_close(read_numbers(tmp_path / "run"), expected, rel=1e-5, abs=1e-6)

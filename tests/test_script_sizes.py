@@ -109,7 +109,9 @@ def test_interrupted_essential_script_is_bit_identical(
         target.send_signal(number)
         for process in processes:
             assert_ended(process, target, number)
-    assert_succeeded(finish_all(begin(place, script)))
+    outcomes = finish_all(begin(place, script))
+    assert_succeeded(outcomes)
+    assert "resumed at step " in outcomes[0].output
     replicas = 2 if place == TWO_WORKERS else 1
     assert_same_run(run_dir, train_once(*FLAGS, *flags_of(replicas)))
 

@@ -170,6 +170,7 @@ def test_two_jobs_at_once_are_bit_identical_to_replicas(create_project, slurm, t
         )
     for job in jobs.values():
         slurm.wait_for(job, "RUNNING")
+    assert slurm.show(jobs["run-a"])["JobState"] == "RUNNING"  # still, so that both run at once
     for name, job in jobs.items():
         assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300), "COMPLETED")
         _, chief, other = read_logs(project, job)
@@ -200,7 +201,9 @@ def test_killed_task_is_requeued(create_project, start_job, slurm, train_once):
     os.kill(find_task(run_dir, 0), signal.SIGKILL)
     slurm.wait_for_restart(job)
     assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED"), "COMPLETED", restarts="1")
-    assert "restart 1 of 20" in read_logs(project, job)[0]
+    shell, chief, _ = read_logs(project, job)
+    assert "restart 1 of 20" in shell
+    assert "resumed at step " in chief
     assert_same_run(run_dir, train_once(*FLAGS, *TWO_REPLICAS))
 
 
@@ -216,6 +219,7 @@ def test_failed_node_is_requeued(create_project, start_job, slurm, train_once):
     slurm.wait_for_restart(job)
     slurm.start_node(1)
     assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED"), "COMPLETED", restarts="1")
+    assert "resumed at step " in read_logs(project, job)[1]
     assert_same_run(run_dir, train_once(*FLAGS, *TWO_REPLICAS))
 
 
@@ -231,6 +235,7 @@ def test_time_limit_is_requeued(create_project, slurm, train_once):
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=20")
     shown = slurm.wait_for(job, "COMPLETED", "FAILED")
     assert shown["JobState"] == "COMPLETED", read_logs(project, job)
+    assert "resumed at step " in read_logs(project, job)[1]
     assert_same_run(project / "run", train_once(*FLAGS, *TWO_REPLICAS))
 
 
@@ -244,7 +249,12 @@ def test_cancelled_job_saves_and_is_not_requeued(size, create_project, start_job
     wait_until(lambda: not find_tasks(run_dir), timeout=30, what="the end of the tasks")
     shown = slurm.wait_for(job, "CANCELLED", "FAILED", "COMPLETED")
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
-    [step] = re.findall(r"saved at step (\d+)", read_logs(project, job)[1])
+    # Slurm may write the end of a log after the end of the job.
+    [step] = wait_until(
+        lambda: re.findall(r"saved at step (\d+)", read_logs(project, job)[1]),
+        timeout=20,
+        what="the saved step",
+    )
     assert int(step) in list_checkpoints(run_dir)
 
 
@@ -394,8 +404,11 @@ def test_worker_restarted_after_the_end_of_the_run_ends_too(server_project, star
     job, run_dir = start_job(server_project, "--epochs", "30", lines=6, options=FOUR_TASKS)
     os.kill(find_task(run_dir, SECOND_WORKER), signal.SIGKILL)
     assert_ended(slurm.wait_for(job, "COMPLETED", "FAILED", seconds=300), "COMPLETED")
-    *_, killed = read_logs(server_project, job, tasks=4)
-    assert "finished: worker 1" in killed
+    wait_until(
+        lambda: "finished: worker 1" in read_logs(server_project, job, tasks=4)[-1],
+        timeout=20,
+        what="the end of the worker's log",
+    )
 
 
 def assert_roles(logs):

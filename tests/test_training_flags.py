@@ -64,6 +64,7 @@ def test_patience_survives_resume(complete_script, train_once, tmp_path):
     wait_until(lambda: len(read_split(run_dir, "validation")) >= epochs - 1, process)
     kill(process)
     output = train(script, *PATIENT)
+    assert "resumed at step " in output
     assert f"stopped at step {validations[-1]['step']} by `end_epoch` or --patience" in output
     assert_same_run(run_dir, expected)
     assert "is finished" in train(script, *PATIENT)

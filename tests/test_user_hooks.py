@@ -5,12 +5,16 @@ import subprocess
 import sys
 
 import pytest
+from rendering import SIZES
 from running import (
+    WORKERS,
     assert_close,
     assert_fails,
     assert_same_run,
+    assert_succeeded,
     drop_random_states,
     environment,
+    finish_all,
     flags_of,
     flatten,
     query,
@@ -18,6 +22,7 @@ from running import (
     read_split,
     run_script,
     shape_of,
+    start_workers,
     train,
 )
 from variants import (
@@ -80,9 +85,8 @@ class Mask(keras.layers.Layer):
     "kind",
     ["essential", *(pytest.param(kind, marks=LONG) for kind in ("complete", "parameter_server"))],
 )
-def test_evaluation_draws_the_constants_of_the_run(kind, scripts, server_script, tmp_path):
-    original = {**scripts, "parameter_server": server_script}[kind]
-    script = write_variant(original, tmp_path, SMALL_IMAGES, RANDOM_MASK)
+def test_evaluation_draws_the_constants_of_the_run(kind, all_scripts, tmp_path):
+    script = write_variant(all_scripts[kind], tmp_path, SMALL_IMAGES, RANDOM_MASK)
     flags = ("--global-batch-size", "16", "--epochs", "1")
     output = train(script, *flags, "--seed", "5")
     assert find_result(train(script, "--mode", "evaluate", *flags)) == find_result(output)
@@ -567,9 +571,8 @@ def create_datasets():
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["essential", "complete", "parameter_server"])
-def test_error_of_a_remote_file_system_keeps_its_traceback(kind, scripts, server_script, tmp_path):
-    script = {**scripts, "parameter_server": server_script}[kind]
-    outcome = run_script(write_variant(script, tmp_path, UNAVAILABLE_DATA))
+def test_error_of_a_remote_file_system_keeps_its_traceback(kind, all_scripts, tmp_path):
+    outcome = run_script(write_variant(all_scripts[kind], tmp_path, UNAVAILABLE_DATA))
     assert outcome.code == 1
     assert "Traceback" in outcome.errors
     assert "no such bucket" in outcome.errors
@@ -722,3 +725,26 @@ def test_exception_of_a_generator_keeps_its_traceback(size, scripts, tmp_path):
     outcome = run_script(write_variant(scripts[size], tmp_path, RAISES))
     assert outcome.code == 1
     assert "in generate\n" in outcome.errors
+
+
+# --------------------------------------------------------------------------------------------------
+# adapt
+# --------------------------------------------------------------------------------------------------
+
+COUNTS_CALLS = """
+def adapt(train):
+    with open("calls", "a") as file:
+        file.write(f"{config.worker_index}")
+    return {}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", SIZES)
+def test_chief_alone_calls_adapt_once(size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, COUNTS_CALLS)
+    for epochs in ("1", "2"):
+        flags = (*FLAGS[:2], "--epochs", epochs)
+        assert_succeeded(finish_all(start_workers(script, WORKERS, *flags)))
+    train(script, "--mode", "evaluate", *FLAGS[:2])
+    assert (tmp_path / "calls").read_text() == "0"

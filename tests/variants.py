@@ -405,6 +405,21 @@ def export(original, folder, *args, **kwargs):
 """
 
 
+def lose_loop(condition):
+    """Return code with which the first loop that fulfils a condition has a loss of NaN."""
+    return f"""
+failed = []
+
+@wraps_original
+def train(original, iterator, steps):
+    values = original(iterator, steps)
+    if {condition} and not failed:
+        failed.append(True)
+        values["loss"] = math.nan
+    return values
+"""
+
+
 # A validation loss that rises in each epoch, so that the first epoch remains the best.
 RISING_LOSS = """
 @wraps_original

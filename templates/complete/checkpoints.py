@@ -73,9 +73,10 @@ def write_checkpoints(last, best=None):
 
 
 def write_checkpoint(kind, content, max_to_keep):
-    """Write a checkpoint. Keep the newest `max_to_keep` up to its step, and remove the others.
+    """Write a checkpoint. Keep the newest `max_to_keep` up to its step, complete or not.
 
-    Others are older, or unfinished, or later: of the time before the run resumed from an older one.
+    Remove older ones, TensorFlow's temporary folders, and later ones. There are later ones if the
+    newest was corrupt, so that the run has resumed from an older one.
     """
     with tf.device("CPU:0"):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
@@ -120,7 +121,7 @@ def read_checkpoint(path):
     Reading all arrays verifies their checksums.
     """
     reader = tf.train.load_checkpoint(path)
-    checkpoint = {"path": str(path)}
+    checkpoint = {"path": f"{path}"}
     for name in reader.get_variable_to_shape_map():
         checkpoint[name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")] = reader.get_tensor(name)
     return checkpoint
@@ -167,6 +168,9 @@ def restore(checkpoint, kinds=("model", "optimizer")):
     Raise WrongInput if the checkpoint is of another model or optimizer.
     """
     try:
+        for name, variable in zip(checkpoint["names"], list_variables(model), strict=False):
+            if name.decode() != variable.path:
+                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
         for kind in kinds:
             variables = get_variables()[kind]
             count = sum(name.startswith(f"{kind}/") for name in checkpoint)
@@ -174,9 +178,6 @@ def restore(checkpoint, kinds=("model", "optimizer")):
                 raise ValueError(f"it has {count} {kind} variables, train.py has {len(variables)}")
             for position, variable in enumerate(variables):
                 variable.assign(checkpoint.pop(f"{kind}/{position}"))
-        for name, variable in zip(checkpoint["names"], list_variables(model), strict=True):
-            if name.decode() != variable.path:
-                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
     except ValueError as error:
         raise WrongInput(
             f"{checkpoint['path']} is of another model or optimizer ({get_reason(error)}); "

@@ -1,10 +1,10 @@
 def wait_for_workers(addresses):
-    """Wait until all workers run. Raise RunInterrupted after --timeout.
+    """Wait until all workers run. Those that miss a worker after --timeout raise RunInterrupted.
 
-    The chief listens at its address in TF_CONFIG. Each worker connects, and sends its index. On the
-    chief, `missing` has the workers that have not sent theirs. When it has all of them, the chief
-    sends its own index, 0, to each. On a worker, `missing` has only the chief. An index has nine
-    characters.
+    The chief listens at its address in TF_CONFIG. Each worker connects and sends its index, in nine
+    characters. On the chief, `missing` has the workers that have not sent theirs. When it is empty,
+    the chief sends its own index, 0, to each. On another worker, `missing` has only the chief. A
+    connected worker prints nothing, and waits as long as the chief does.
 
     TensorFlow listens at this address later. Its own wait may take an hour, prints nothing, and
     calls no Python handler.
@@ -26,7 +26,7 @@ def wait_for_workers(addresses):
             raise RunInterrupted(
                 f"no connection to {names} within --timeout; start all workers again"
             )
-        if waited > next_message:  # on each worker, not only on the chief
+        if waited > next_message:  # on each worker that has not reached the chief, too
             next_message += 60
             print(f"waiting for {names}, {left:.0f} s left")
         # OSError: nobody is there yet. OverflowError: the port is too high. ValueError: the port is
@@ -44,7 +44,7 @@ def wait_for_workers(addresses):
             connections.append(connection)
     if server:
         for connection in connections:
-            with contextlib.suppress(OSError):  # this worker has failed meanwhile
+            with contextlib.suppress(OSError):  # this worker has failed; TensorFlow waits for it
                 connection.sendall(b"%9d" % 0)
         server.close()
 

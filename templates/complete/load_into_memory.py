@@ -6,7 +6,7 @@ def load_into_memory(dataset, split):
     them only once, they are copied in pieces.
     """
     size = int(dataset.cardinality())
-    if not 0 < size < 2e9:  # places in the order of an epoch are int32
+    if not 0 < size < 2e9:  # positions in an epoch are int32
         raise WrongInput(
             f"create_datasets: {split} has cardinality {size}, not 1 to 2e9; if infinite (-1), "
             "remove `repeat`; if unknown (-2), use assert_cardinality"

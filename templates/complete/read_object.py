@@ -5,4 +5,6 @@ def read_object(name):
         return {**json.loads(path.read_text())}
     except Exception as error:
         # OSError, TypeError for another JSON value, or ValueError for no JSON.
-        raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error
+        raise WrongInput(
+            f"{path} can't be read ({error}); fix it, or use another --run-dir"
+        ) from error

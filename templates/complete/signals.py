@@ -34,7 +34,11 @@ def save_snapshot():
 
 
 def end_process(error):
-    """Save what is not saved, report why the run ends, and exit. This never returns."""
+    """Report why the run ends, and exit. This never returns.
+
+    If the run was interrupted or a worker failed, save the last snapshot before. After another
+    error, only finish the checkpoint that is being written.
+    """
     ending_lock.acquire()  # never released: another thread waits here until the exit
     code = 1
     try:

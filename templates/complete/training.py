@@ -4,33 +4,33 @@ def train_epochs(train_set, validation_set):
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
-        first_step = state.step
-        last_step = end_of_next_loop(first_step)
-        set_profiling(is_profiled(first_step, last_step))
-        trained = train(iterator, last_step - first_step)
-        state.step = last_step
+        loop_start = state.step
+        loop_end = end_of_next_loop(loop_start)
+        set_profiling(is_profiled(loop_start, loop_end))
+        trained = train(iterator, loop_end - loop_start)
+        state.step = loop_end
         with ending_lock:  # a signal waits until the snapshot's loop is logged
             is_finite = math.isfinite(trained["loss"]) and take_snapshot()
             if is_finite:
                 log("train", {**trained, **read_learning_rates()})
         if not is_finite:
-            recover(first_step)
+            recover(loop_start)
             continue
         print_progress(trained)
         if is_end_of_epoch():
             finish_epoch(validation_set, trained)
-        elif is_checkpoint_due(first_step):
+        elif is_checkpoint_due(loop_start):
             save()
     set_profiling(False)
 
 
-def is_profiled(first_step, last_step):
+def is_profiled(loop_start, loop_end):
     """Return whether to profile a loop: on the chief, if it contains steps of --profile.
 
-    Its steps are `first_step` + 1 to `last_step`.
+    Its steps are `loop_start` + 1 to `loop_end`, counted from 1.
     """
     first_profiled, last_profiled = config.profile
-    return config.worker_index == 0 and first_step < last_profiled and first_profiled <= last_step
+    return config.worker_index == 0 and loop_start < last_profiled and first_profiled <= loop_end
 
 
 def set_profiling(is_wanted):
@@ -39,25 +39,25 @@ def set_profiling(is_wanted):
         return
     state.is_profiling = is_wanted
     if is_wanted:
-        tf.profiler.experimental.start(f"{config.run_dir}/tensorboard/train")
+        tf.profiler.experimental.start(f"{run_path()}/tensorboard/train")
     else:
         tf.profiler.experimental.stop()
 
 
-def recover(first_step):
+def recover(loop_start):
     """Go back to the start of a loop whose loss is not finite. The input continues where it is.
 
     Raise RunFailed if --recover-from-nan doesn't allow it.
     """
-    problem = f"the loss or a weight is not finite between steps {first_step} and {state.step}"
+    problem = f"the loss or a weight is not finite between steps {loop_start} and {state.step}"
     if state.recoveries >= config.recover_from_nan:
         raise RunFailed(
-            f"{problem}, which are not saved; in another --run-dir, try a --learning-rate below "
-            f"{config.learning_rate:g}, --clip-norm or --precision float32"
+            f"{problem}; raise --recover-from-nan or, in another --run-dir, use a --learning-rate "
+            f"below {config.learning_rate:g}, --clip-norm or --precision float32"
         )
-    state.skipped += state.step - first_step
+    state.skipped += state.step - loop_start
     state.recoveries += 1
-    state.step = first_step
+    state.step = loop_start
     values = {"names": state.snapshot["names"].numpy()}
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
@@ -66,7 +66,7 @@ def recover(first_step):
     restore(broadcast(values))
     print_status(
         f"{problem}; recovery {state.recoveries} of {config.recover_from_nan}: "
-        f"back at step {first_step}, with other batches"
+        f"back at step {loop_start}, with other batches"
     )
 
 
@@ -133,7 +133,7 @@ def evaluate(checkpoint, validation_set, test_set):
 def evaluate_continuously(validation_set):
     """Validate the newest checkpoint of a run, until it is finished or --timeout has passed."""
     trained_dir = run_path()
-    config.run_dir = f"{config.run_dir}/evaluator"
+    config.run_dir = f"{run_path()}/evaluator"
     state.step = max((line["step"] for line in read_log()), default=0)
     waiting_since = time.monotonic()
     while True:

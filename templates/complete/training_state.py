@@ -67,9 +67,9 @@ def configure_optimizer(each):
 
 
 def wrap_compute_gradients():
-    """Compile `compute_gradients`, and accumulate over parts of a batch, if flags ask for it."""
+    """Compile `compute_gradients`, and accumulate over micro-batches, if flags ask for it."""
     global compute_gradients
     if config.accumulation_steps > 1:
         compute_gradients = accumulate(compute_gradients)
-    if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs
+    if config.jit_compile:  # gradients only: XLA can't sum over replicas on CPUs
         compute_gradients = tf.function(compute_gradients, jit_compile=True)

@@ -1,37 +1,36 @@
 def accumulate(compute_gradients):
-    """Return `compute_gradients` that processes a batch in --accumulation-steps parts.
+    """Return `compute_gradients` that splits a batch into --accumulation-steps micro-batches.
 
-    A part needs the memory of a smaller batch. The mean over the parts is the batch's mean, up to
-    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, the size of a part. Each part starts
-    with the same seeds, as if one device drew the numbers of the batch. `draw_part` draws the
-    part's share of them.
+    These need less memory. The mean over them is the batch's mean, up to rounding: `compute_loss`
+    divides by GLOBAL_BATCH_SIZE, the size of a micro-batch. Each starts with the same seeds, as if
+    one device drew the numbers of the batch. `draw_part` draws its part of them.
     """
-    parts = config.accumulation_steps
+    count = config.accumulation_steps
 
-    def start_part(batch, index):
-        """Return a part of each tensor of a batch, and have `draw_part` draw its numbers.
+    def slice_batch(batch, index):
+        """Return a micro-batch, and have `draw_part` draw its numbers.
 
         `index` is a tensor in a loop, so `state.micro_batch` has a meaning only while the gradients
-        of the part are traced. Labels may be None.
+        of the micro-batch are traced. Labels may be None.
         """
-        state.micro_batch = (index, parts)
+        state.micro_batch = (index, count)
         return tf.nest.map_structure(
-            lambda x: None if x is None else tf.stack(tf.split(x, parts))[index], batch
+            lambda x: None if x is None else tf.stack(tf.split(x, count))[index], batch
         )
 
-    def compute_gradients_in_parts(batch):
+    def accumulate_gradients(batch):
         seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
         first_values = list(map(tf.identity, seeds))
         # Tensors, not slices of an embedding: see `update`.
-        sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(start_part(batch, 0)))
-        for index in tf.range(1, parts):
+        sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(slice_batch(batch, 0)))
+        for index in tf.range(1, count):
             for seed, first_value in zip(seeds, first_values, strict=True):
                 seed.assign(first_value)
-            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(start_part(batch, index)))
+            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(slice_batch(batch, index)))
         state.micro_batch = (0, 1)  # a whole batch, as in evaluation
-        return tf.nest.map_structure(lambda total: total / parts, sums)
+        return tf.nest.map_structure(lambda total: total / count, sums)
 
-    return compute_gradients_in_parts
+    return accumulate_gradients
 
 
 def update(optimizer, gradients, variables):

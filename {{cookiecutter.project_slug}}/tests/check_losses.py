@@ -20,6 +20,7 @@ from check_tools import (
     pretend_two_replicas,
     replace,
     restore_variables,
+    run_validation_step,
     without_regularization,
 )
 
@@ -47,10 +48,14 @@ def record_arguments(hook, batch):
     """
     record, calls = record_calls(getattr(train, hook))
     with restore_variables(train.model), replace(train, hook, record):
-        for step in ("compute_gradients", "train_step", "validation_step"):
+        for run_step in (
+            lambda: train.compute_gradients(batch),
+            lambda: train.train_step(batch),
+            run_validation_step,
+        ):
             if not calls:
                 with contextlib.suppress(Exception):  # the checks of the other hooks report it
-                    getattr(train, step)(batch)
+                    run_step()
     disable_randomness(train.model)
     pairs = [arguments[:2] for arguments in calls if len(arguments) >= 2]
     for pair in pairs:
@@ -65,7 +70,7 @@ def is_called(hook, batch):
     with restore_variables(train.model), replace(train, hook, record):
         try:
             train.compute_gradients(batch)
-            train.validation_step(batch)
+            run_validation_step()
         except Exception:  # the checks of the other hooks report it
             return True
     return bool(calls)

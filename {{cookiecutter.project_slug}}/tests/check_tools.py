@@ -265,6 +265,14 @@ def create_training_state(strategy=None):
     return unpack(train.preprocess(fetched, seeds, training=True), 4)
 
 
+def run_validation_step():
+    """Run `validation_step` on a batch of the validation split."""
+    fetched = next(iter(read_fetched(1)))
+    seeds = tf.zeros([4, 2], tf.int32)
+    batch = train.preprocess(fetched, seeds, training=False)
+    train.validation_step(unpack(batch, 4))
+
+
 @functools.cache
 def create_mirrored_strategy():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -292,7 +300,7 @@ def is_plain_model(batch):
         return True
     # Evaluation may have features of another structure.
     can_train = has_compute_gradients(batch) and can_run(train.compute_gradients, batch)
-    return not can_train and not can_run(train.validation_step, batch)
+    return not can_train and not can_run(run_validation_step)
 
 
 def has_compute_gradients(batch):

@@ -50,8 +50,8 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: padding to the longest example of a replica's batch, if padding counts
 - create_model_and_optimizer: a layer that uses other examples of the batch; a variable created
   outside strategy.scope(); random numbers that replicas can't share: keras.random.categorical,
-  binomial, gamma, beta, truncated_normal, shuffle, or numbers for a tensor whose first dimension is
-  not the batch
+  binomial, gamma, beta, truncated_normal, shuffle, 64-bit numbers, or numbers for a tensor whose
+  first dimension is not the batch
 - create_model_and_optimizer: an initializer that is created outside of it, before --seed is set
 - create_model_and_optimizer, train_step: an assignment of a value of a replica's own examples
 - create_model_and_optimizer: an optimizer whose `apply` changes gradients before replicas sum them;
@@ -602,7 +602,10 @@ def kill_and_resume(run_dir):
             pytest.skip("the run ended before it could be killed")
     step = find_last_step(run_dir)
     start_and_kill(run_dir, lambda: find_last_step(run_dir) > step)
-    return run_train("train_only", run_dir, *REPLICAS)
+    output = finish(start("train_only", "--run-dir", run_dir, *REPLICAS))
+    if "resumed at step" not in output:
+        fail("A run that was killed started again at step 0.")
+    return run_dir
 
 
 def start_and_kill(run_dir, is_due):
@@ -626,7 +629,7 @@ def is_validated(run_dir):
 def find_last_step(run_dir):
     """Return the step of the last checkpoint."""
     paths = (run_dir / "checkpoints/last").glob("ckpt-*.index")
-    return max(int(path.stem.removeprefix("ckpt-")) for path in paths)
+    return max((int(path.stem.removeprefix("ckpt-")) for path in paths), default=0)
 
 
 def run_cluster(tasks, run_dir):

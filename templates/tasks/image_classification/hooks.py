@@ -67,5 +67,6 @@ def create_loss_objects(strategy):
 def create_metrics(strategy):
     # {% include "docstrings/create_metrics.txt" %}
     with strategy.scope():
-        # TODO(you): your metrics, each with a different name.
+        # TODO(you): your metrics. Each has a scalar result, unlike F1Score with its defaults, and a
+        # name of its own, which is not "loss".
         return [[keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3)]

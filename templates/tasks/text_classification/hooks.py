@@ -102,6 +102,7 @@ def create_model_and_optimizer(strategy):
                 max_sequence_length=SEQUENCE_LENGTH,
             )
         pooled = keras.layers.Dropout(0.1)(backbone.output["pooled_output"])
+        # 26 is the number of classes.
         logits = keras.layers.Dense(26, dtype="float32")(pooled)  # float32 in mixed precision too
         model = keras.Model(backbone.input, logits)
         optimizer = Adam(config.learning_rate, weight_decay=0.01)  # or Keras's, not MultiOptimizer
@@ -120,5 +121,6 @@ def create_loss_objects(strategy):
 def create_metrics(strategy):
     # {% include "docstrings/create_metrics.txt" %}
     with strategy.scope():
-        # TODO(you): your metrics, each with a different name.
+        # TODO(you): your metrics. Each has a scalar result, unlike F1Score with its defaults, and a
+        # name of its own, which is not "loss".
         return [[keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3)]

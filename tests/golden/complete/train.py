@@ -78,8 +78,8 @@ validation_metrics: list
 test_metrics: list
 gradient_norm: keras.metrics.Mean  # with --clip-norm: before clipping
 
-# Gradients are summed over replicas, so `compute_loss` divides by all replicas' examples in a part
-# of a step: --global-batch-size / --accumulation-steps.
+# The examples of all replicas in a micro-batch: --global-batch-size / --accumulation-steps.
+# `compute_loss` divides by this number, because gradients are summed over replicas.
 GLOBAL_BATCH_SIZE: int
 
 adapted: dict = {}  # what the hook `adapt` returned
@@ -114,7 +114,7 @@ def two_steps(text):
         first, last = map(int, text.split(","))
         if 0 < first <= last:
             return first, last
-    raise argparse.ArgumentTypeError(f"{text!r} is not 0 < FIRST <= LAST; use 100,120, say")
+    raise argparse.ArgumentTypeError(f"{text!r} is not 0 < FIRST <= LAST; use 100,120 for example")
 
 
 @dataclasses.dataclass
@@ -152,7 +152,7 @@ class Config:
     precision: str = flag(
         "float32", "dtype policy", choices="float32 mixed_bfloat16 mixed_float16".split()
     )
-    accumulation_steps: int = flag(1, "parts of a replica's batch, for gradient accumulation")
+    accumulation_steps: int = flag(1, "micro-batches of a step, for gradient accumulation")
     clip_norm: float | None = flag(
         None, "largest norm of the global batch's gradients", type=bounded(float)
     )
@@ -179,13 +179,14 @@ class Config:
     )
 
     # At startup, `replicas` becomes the number of all replicas, and `strategy` is no longer "auto".
-    # Set at startup:
+
+    # Not flags, set at startup:
     worker_index: int = 0  # the chief is worker 0; only the chief writes files
     device_kind: str = "CPU"  # or "GPU" or "TPU"
     workers: int = 1
     train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
-    last_step: int = 1  # the number of steps of the whole run, for a schedule say
+    last_step: int = 1  # the steps of the whole run, for a schedule say; early stopping lowers it
 
 
 config = Config()
@@ -197,11 +198,11 @@ class State:
 
     step: int = 0
     history: list = dataclasses.field(default_factory=list)  # the log lines of all validations
-    step_in_graph: tf.Variable | None = None  # `step`, counted by loops; see Schedule
+    step_in_graph: tf.Variable | None = None  # `step`, which loops count up; see Schedule
     recoveries: int = 0  # see --recover-from-nan
     skipped: int = 0  # steps whose batches were left out by recoveries
-    micro_batch: tuple = (0, 1)  # index of the part of a batch being traced, number of parts
-    snapshot: dict = dataclasses.field(default_factory=dict)  # after the last loop, in host memory
+    micro_batch: tuple = (0, 1)  # index of the one being traced, number of them
+    snapshot: dict = dataclasses.field(default_factory=dict)  # in host memory; see take_snapshot
     saved_step: int = 0  # step of the newest checkpoint that was written or restored
     pending_write: concurrent.futures.Future | None = None  # a checkpoint
     is_profiling: bool = False
@@ -217,8 +218,9 @@ def create_datasets():
     """Return the train, validation and test split, each a `tf.data.Dataset` of known cardinality.
 
     An element is one example: a structure of tensors whose shapes and dtypes are the same for all
-    examples. The order is the same each time. All elements are kept in memory, so return file
-    names or offsets of data that don't fit, and read these in `fetch`.
+    examples. Return the same order at each start and on each worker: sort listings of files. All
+    elements are kept in memory, so return file names or offsets of data that don't fit, and read
+    these in `fetch`.
     """
     # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16.
     from sklearn.datasets import load_digits
@@ -251,7 +253,8 @@ def fetch(batch):
 
     Each result is a tensor [batch, …]: pad examples of different sizes, such as molecules, to
     one size for all batches.
-    The exported model takes what this returns or, if that is a tuple, its first component.
+    The exported model takes what this returns or, if that is a tuple, its first component: for
+    several inputs, return ({"a": …, "b": …}, labels), not (a, b, labels).
     """
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
     return batch
@@ -262,7 +265,7 @@ def preprocess(batch, seeds, training):
 
     `batch` is what `fetch` returns. Each result is a tensor [batch, …], or a tuple or dict of them;
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
-    function of --seed, of the epoch, and of the example's place in the order of the epoch. In
+    function of --seed, of the epoch, and of the example's position in the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
     tf.data, it would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
@@ -321,7 +324,8 @@ def create_loss_objects(strategy):
 def create_metrics(strategy):
     """Return three lists: the metrics of the train, validation and test split."""
     with strategy.scope():
-        # TODO(you): your metrics, each with a different name.
+        # TODO(you): your metrics. Each has a scalar result, unlike F1Score with its defaults, and a
+        # name of its own, which is not "loss".
         return [[keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3)]
 
 
@@ -331,7 +335,8 @@ def compute_losses(labels, predictions):
     `labels` is None if `preprocess` returns none. If a loss needs features, return them as labels,
     too, or as an output of the model.
     """
-    # TODO(you): with several losses or outputs, return a weighted sum.
+    # TODO(you): with several losses or outputs, return a weighted sum. With a shape of [batch, 1],
+    # the validation loss would be wrong.
     return loss_object(labels, predictions)
 
 
@@ -345,7 +350,7 @@ def compute_loss(labels, predictions, sample_weight):
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):
         for regularization in each.losses:
-            # In mixed precision, the loss of an activity is of half precision.
+            # In mixed precision, the loss of an activity regularizer has half precision.
             loss += tf.nn.scale_regularization_loss(tf.cast(regularization, loss.dtype))
     return loss
 
@@ -371,7 +376,8 @@ def end_epoch(history):
     optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
     To predict, call the model: `model.predict` divides its batch among replicas and workers.
     """
-    # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
+    # TODO(you): stop early, write samples if config.worker_index == 0, or set a constant
+    # `optimizer.learning_rate`.
     return False
 
 
@@ -381,10 +387,10 @@ def create_serving_function(models, example):
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
     the predictions of the first model. A length that is None in that model's keras.Input is None
-    here, so `preprocess` needs tf.shape(x)[1], not x.shape[1]. The other components of the batch
-    are from `example`. If the features need them, return a dict from `fetch`. In the signature
-    of the SavedModel, the inputs of a dict are named "inputs", "inputs_1", …, in the order of its
-    sorted keys. For other names, pass `name` to tf.TensorSpec.
+    here, so `preprocess` needs tf.shape(x)[1], not x.shape[1]. All requests get the other
+    components, such as labels, from `example`. In the signature of the SavedModel, the inputs of a
+    dict are named "inputs", "inputs_1", …, in the order of its sorted keys. For other names, pass
+    `name` to tf.TensorSpec.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
@@ -415,9 +421,9 @@ def create_serving_function(models, example):
 
 
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own. If they have
-    # tokens or pixels, many metrics need a weight for each one. With a Keras mask, all of them do.
-    # The weights of tokens are `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. Many metrics
+    # need a weight for each token or pixel; with a Keras mask, all metrics do. For tokens, this is
+    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
@@ -434,7 +440,7 @@ def compute_gradients(batch):
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
-        scaled_loss = optimizer.scale_loss(loss)  # differs with a LossScaleOptimizer only
+        scaled_loss = optimizer.scale_loss(loss)  # differs if the optimizer scales losses
     update_metrics(train_metrics, labels, predictions, sample_weight)
     # Weights without a gradient get zeros, since replicas can't sum None. The tape can't compute
     # these zeros for Keras's variables, only for TensorFlow's, which are their `value`.
@@ -454,10 +460,11 @@ def train_step(batch):
 def evaluation_step(batch, metrics):
     """Return the sums of one replica's losses and sample weights, [] each. Update the metrics.
 
-    Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
+    Sums, because a mean would be NaN on a replica whose examples only fill up the last batch. The
+    losses lack the regularization losses, unlike in `train_step`.
     """
-    # TODO(you): the same changes as in compute_gradients. If `training` means another thing than
-    # to switch random layers and BatchNormalization, such as a flow's direction, pass it here, too.
+    # TODO(you): the same changes as in compute_gradients. If your model's `training` does more than
+    # to switch random layers and BatchNormalization, pass the value that evaluation needs.
     features, labels, sample_weight = batch
     # Without this scope, random layers would change their seeds. With it, a layer that draws in
     # evaluation draws the same numbers for each batch.
@@ -585,7 +592,7 @@ class WrongInput(Exception):
 
 
 class RunFailed(Exception):
-    """The run can't continue, and would fail again."""
+    """The run can't continue until the cause is removed."""
 
     exit_code = 1
     label = "stopped"
@@ -696,7 +703,11 @@ def save_snapshot():
 
 
 def end_process(error):
-    """Save what is not saved, report why the run ends, and exit. This never returns."""
+    """Report why the run ends, and exit. This never returns.
+
+    If the run was interrupted or a worker failed, save the last snapshot before. After another
+    error, only finish the checkpoint that is being written.
+    """
     ending_lock.acquire()  # never released: another thread waits here until the exit
     code = 1
     try:
@@ -763,12 +774,12 @@ def sum_over_workers(numbers):
 
 
 def wait_for_workers(addresses):
-    """Wait until all workers run. Raise RunInterrupted after --timeout.
+    """Wait until all workers run. Those that miss a worker after --timeout raise RunInterrupted.
 
-    The chief listens at its address in TF_CONFIG. Each worker connects, and sends its index. On the
-    chief, `missing` has the workers that have not sent theirs. When it has all of them, the chief
-    sends its own index, 0, to each. On a worker, `missing` has only the chief. An index has nine
-    characters.
+    The chief listens at its address in TF_CONFIG. Each worker connects and sends its index, in nine
+    characters. On the chief, `missing` has the workers that have not sent theirs. When it is empty,
+    the chief sends its own index, 0, to each. On another worker, `missing` has only the chief. A
+    connected worker prints nothing, and waits as long as the chief does.
 
     TensorFlow listens at this address later. Its own wait may take an hour, prints nothing, and
     calls no Python handler.
@@ -790,7 +801,7 @@ def wait_for_workers(addresses):
             raise RunInterrupted(
                 f"no connection to {names} within --timeout; start all workers again"
             )
-        if waited > next_message:  # on each worker, not only on the chief
+        if waited > next_message:  # on each worker that has not reached the chief, too
             next_message += 60
             print(f"waiting for {names}, {left:.0f} s left")
         # OSError: nobody is there yet. OverflowError: the port is too high. ValueError: the port is
@@ -808,7 +819,7 @@ def wait_for_workers(addresses):
             connections.append(connection)
     if server:
         for connection in connections:
-            with contextlib.suppress(OSError):  # this worker has failed meanwhile
+            with contextlib.suppress(OSError):  # this worker has failed; TensorFlow waits for it
                 connection.sendall(b"%9d" % 0)
         server.close()
 
@@ -902,13 +913,13 @@ def choose_strategy():
     elif config.device_kind == "TPU":
         allowed = ["tpu"]
     elif devices == 1:
-        allowed = ["one_device", "mirrored"]  # the best one first
+        allowed = ["one_device", "mirrored"]  # the first is "auto"
     elif not config.replicas:
         allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
         raise WrongInput(
-            f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {' or '.join(allowed)}"
+            f"--strategy {name}: TF_CONFIG, --replicas or the devices need {' or '.join(allowed)}"
         )
     return name
 
@@ -974,8 +985,9 @@ def create_local_strategy(name):
     devices = [device.name for device in tf.config.list_logical_devices(config.device_kind)]
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
-    # This is the flag here: two GPUs use the default. The sum of two numbers is bit-identical in
-    # any order, and one device computes it faster. The default keeps the order that workers use.
+    # Here, `config.replicas` is still the flag: two GPUs use the default. The sum of two numbers is
+    # bit-identical in any order, and one device computes it faster. The default keeps the order
+    # that workers use.
     reduce = tf.distribute.ReductionToOneDevice() if config.replicas == 2 else None
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduce)
 
@@ -1011,6 +1023,7 @@ def load_datasets():
 
     Raise WrongInput if a split is empty, if its examples have different shapes, or if a batch is
     larger than the training split.
+    Also raise it if a flag names a later step than the last one, or if workers differ.
     """
     datasets = list(create_datasets())
     loaded = {}
@@ -1040,7 +1053,7 @@ def load_into_memory(dataset, split):
     them only once, they are copied in pieces.
     """
     size = int(dataset.cardinality())
-    if not 0 < size < 2e9:  # places in the order of an epoch are int32
+    if not 0 < size < 2e9:  # positions in an epoch are int32
         raise WrongInput(
             f"create_datasets: {split} has cardinality {size}, not 1 to 2e9; if infinite (-1), "
             "remove `repeat`; if unknown (-2), use assert_cardinality"
@@ -1261,39 +1274,38 @@ def set_schedule(optimizer):
 
 
 def accumulate(compute_gradients):
-    """Return `compute_gradients` that processes a batch in --accumulation-steps parts.
+    """Return `compute_gradients` that splits a batch into --accumulation-steps micro-batches.
 
-    A part needs the memory of a smaller batch. The mean over the parts is the batch's mean, up to
-    rounding: `compute_loss` divides by GLOBAL_BATCH_SIZE, the size of a part. Each part starts
-    with the same seeds, as if one device drew the numbers of the batch. `draw_part` draws the
-    part's share of them.
+    These need less memory. The mean over them is the batch's mean, up to rounding: `compute_loss`
+    divides by GLOBAL_BATCH_SIZE, the size of a micro-batch. Each starts with the same seeds, as if
+    one device drew the numbers of the batch. `draw_part` draws its part of them.
     """
-    parts = config.accumulation_steps
+    count = config.accumulation_steps
 
-    def start_part(batch, index):
-        """Return a part of each tensor of a batch, and have `draw_part` draw its numbers.
+    def slice_batch(batch, index):
+        """Return a micro-batch, and have `draw_part` draw its numbers.
 
         `index` is a tensor in a loop, so `state.micro_batch` has a meaning only while the gradients
-        of the part are traced. Labels may be None.
+        of the micro-batch are traced. Labels may be None.
         """
-        state.micro_batch = (index, parts)
+        state.micro_batch = (index, count)
         return tf.nest.map_structure(
-            lambda x: None if x is None else tf.stack(tf.split(x, parts))[index], batch
+            lambda x: None if x is None else tf.stack(tf.split(x, count))[index], batch
         )
 
-    def compute_gradients_in_parts(batch):
+    def accumulate_gradients(batch):
         seeds = [x for x in list_variables(model) if x.path.endswith("seed_generator_state")]
         first_values = list(map(tf.identity, seeds))
         # Tensors, not slices of an embedding: see `update`.
-        sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(start_part(batch, 0)))
-        for index in tf.range(1, parts):
+        sums = tf.nest.map_structure(tf.convert_to_tensor, compute_gradients(slice_batch(batch, 0)))
+        for index in tf.range(1, count):
             for seed, first_value in zip(seeds, first_values, strict=True):
                 seed.assign(first_value)
-            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(start_part(batch, index)))
+            sums = tf.nest.map_structure(tf.add, sums, compute_gradients(slice_batch(batch, index)))
         state.micro_batch = (0, 1)  # a whole batch, as in evaluation
-        return tf.nest.map_structure(lambda total: total / parts, sums)
+        return tf.nest.map_structure(lambda total: total / count, sums)
 
-    return compute_gradients_in_parts
+    return accumulate_gradients
 
 
 def update(optimizer, gradients, variables):
@@ -1439,9 +1451,10 @@ def write_checkpoints(last, best=None):
 
 
 def write_checkpoint(kind, content, max_to_keep):
-    """Write a checkpoint. Keep the newest `max_to_keep` up to its step, and remove the others.
+    """Write a checkpoint. Keep the newest `max_to_keep` up to its step, complete or not.
 
-    Others are older, or unfinished, or later: of the time before the run resumed from an older one.
+    Remove older ones, TensorFlow's temporary folders, and later ones. There are later ones if the
+    newest was corrupt, so that the run has resumed from an older one.
     """
     with tf.device("CPU:0"):
         checkpoint = tf.train.Checkpoint(**tf.nest.map_structure(tf.Variable, content))
@@ -1486,7 +1499,7 @@ def read_checkpoint(path):
     Reading all arrays verifies their checksums.
     """
     reader = tf.train.load_checkpoint(path)
-    checkpoint = {"path": str(path)}
+    checkpoint = {"path": f"{path}"}
     for name in reader.get_variable_to_shape_map():
         checkpoint[name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")] = reader.get_tensor(name)
     return checkpoint
@@ -1533,6 +1546,9 @@ def restore(checkpoint, kinds=("model", "optimizer")):
     Raise WrongInput if the checkpoint is of another model or optimizer.
     """
     try:
+        for name, variable in zip(checkpoint["names"], list_variables(model), strict=False):
+            if name.decode() != variable.path:
+                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
         for kind in kinds:
             variables = get_variables()[kind]
             count = sum(name.startswith(f"{kind}/") for name in checkpoint)
@@ -1540,9 +1556,6 @@ def restore(checkpoint, kinds=("model", "optimizer")):
                 raise ValueError(f"it has {count} {kind} variables, train.py has {len(variables)}")
             for position, variable in enumerate(variables):
                 variable.assign(checkpoint.pop(f"{kind}/{position}"))
-        for name, variable in zip(checkpoint["names"], list_variables(model), strict=True):
-            if name.decode() != variable.path:
-                raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
     except ValueError as error:
         raise WrongInput(
             f"{checkpoint['path']} is of another model or optimizer ({get_reason(error)}); "
@@ -1592,16 +1605,17 @@ def draw_part(draw, shape, **options):
 
     `shape` is the shape of the part. The parts of all replicas follow each other. If the first
     dimension is no multiple of the replica's batch, all examples share the numbers, so all replicas
-    draw the same. A multiple is split as if the rows of an example were adjacent, which they aren't
-    after tf.concat of two batches. A counter has four numbers of 32 bits, so parts of 64-bit
-    numbers overlap.
+    draw the same. In three cases, the numbers depend on the number of replicas:
+    - All examples share the numbers, and the first dimension is a multiple of the replica's batch.
+    - The rows of an example are not adjacent, such as after tf.concat of two batches.
+    - The numbers have 64 bits. A counter has four numbers of 32 bits, so the parts overlap.
     """
     context = tf.distribute.get_replica_context()
     if not context or shape.shape[0] == 0:  # not on a replica, or a scalar
         return draw(shape=shape, **options)
-    index, parts = state.micro_batch
-    own_part = context.replica_id_in_sync_group * parts + index
-    batch_size = config.global_batch_size // (config.replicas * parts)
+    index, micro_batches = state.micro_batch
+    own_part = context.replica_id_in_sync_group * micro_batches + index
+    batch_size = config.global_batch_size // (config.replicas * micro_batches)
     part = tf.where(shape[0] % batch_size == 0, own_part, 0)
     size = tf.reduce_prod(tf.cast(shape, "int64"))
     first = tf.cast(part, "int64") * size
@@ -1760,7 +1774,9 @@ def read_object(name):
         return {**json.loads(path.read_text())}
     except Exception as error:
         # OSError, TypeError for another JSON value, or ValueError for no JSON.
-        raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error
+        raise WrongInput(
+            f"{path} can't be read ({error}); fix it, or use another --run-dir"
+        ) from error
 
 
 def is_valid_log_line(line):
@@ -1811,7 +1827,7 @@ def log(split, values):
         return line
     with run_path("metrics.jsonl").open("a") as file:
         file.write(f"{json.dumps(line)}\n")
-    with create_summary_writer(f"{config.run_dir}/tensorboard/{split}").as_default(state.step):
+    with create_summary_writer(f"{run_path()}/tensorboard/{split}").as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
     return line
@@ -2114,11 +2130,11 @@ def configure_optimizer(each):
 
 
 def wrap_compute_gradients():
-    """Compile `compute_gradients`, and accumulate over parts of a batch, if flags ask for it."""
+    """Compile `compute_gradients`, and accumulate over micro-batches, if flags ask for it."""
     global compute_gradients
     if config.accumulation_steps > 1:
         compute_gradients = accumulate(compute_gradients)
-    if config.jit_compile:  # without the update: XLA can't sum over replicas on CPUs
+    if config.jit_compile:  # gradients only: XLA can't sum over replicas on CPUs
         compute_gradients = tf.function(compute_gradients, jit_compile=True)
 
 
@@ -2134,13 +2150,13 @@ def end_of_next_loop(step):
 
 
 def is_end_of_epoch():
-    return state.step % config.steps_per_epoch == 0
+    return not state.step % config.steps_per_epoch
 
 
-def is_checkpoint_due(first_step):
-    """Return whether the loop from `first_step` passed a multiple of --checkpoint-every-steps."""
+def is_checkpoint_due(loop_start):
+    """Return whether the loop from `loop_start` passed a multiple of --checkpoint-every-steps."""
     every = config.checkpoint_every_steps
-    return state.step // every > first_step // every
+    return state.step // every > loop_start // every
 
 
 def train_epochs(train_set, validation_set):
@@ -2149,33 +2165,33 @@ def train_epochs(train_set, validation_set):
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
-        first_step = state.step
-        last_step = end_of_next_loop(first_step)
-        set_profiling(is_profiled(first_step, last_step))
-        trained = train(iterator, last_step - first_step)
-        state.step = last_step
+        loop_start = state.step
+        loop_end = end_of_next_loop(loop_start)
+        set_profiling(is_profiled(loop_start, loop_end))
+        trained = train(iterator, loop_end - loop_start)
+        state.step = loop_end
         with ending_lock:  # a signal waits until the snapshot's loop is logged
             is_finite = math.isfinite(trained["loss"]) and take_snapshot()
             if is_finite:
                 log("train", {**trained, **read_learning_rates()})
         if not is_finite:
-            recover(first_step)
+            recover(loop_start)
             continue
         print_progress(trained)
         if is_end_of_epoch():
             finish_epoch(validation_set, trained)
-        elif is_checkpoint_due(first_step):
+        elif is_checkpoint_due(loop_start):
             save()
     set_profiling(False)
 
 
-def is_profiled(first_step, last_step):
+def is_profiled(loop_start, loop_end):
     """Return whether to profile a loop: on the chief, if it contains steps of --profile.
 
-    Its steps are `first_step` + 1 to `last_step`.
+    Its steps are `loop_start` + 1 to `loop_end`, counted from 1.
     """
     first_profiled, last_profiled = config.profile
-    return config.worker_index == 0 and first_step < last_profiled and first_profiled <= last_step
+    return config.worker_index == 0 and loop_start < last_profiled and first_profiled <= loop_end
 
 
 def set_profiling(is_wanted):
@@ -2184,25 +2200,25 @@ def set_profiling(is_wanted):
         return
     state.is_profiling = is_wanted
     if is_wanted:
-        tf.profiler.experimental.start(f"{config.run_dir}/tensorboard/train")
+        tf.profiler.experimental.start(f"{run_path()}/tensorboard/train")
     else:
         tf.profiler.experimental.stop()
 
 
-def recover(first_step):
+def recover(loop_start):
     """Go back to the start of a loop whose loss is not finite. The input continues where it is.
 
     Raise RunFailed if --recover-from-nan doesn't allow it.
     """
-    problem = f"the loss or a weight is not finite between steps {first_step} and {state.step}"
+    problem = f"the loss or a weight is not finite between steps {loop_start} and {state.step}"
     if state.recoveries >= config.recover_from_nan:
         raise RunFailed(
-            f"{problem}, which are not saved; in another --run-dir, try a --learning-rate below "
-            f"{config.learning_rate:g}, --clip-norm or --precision float32"
+            f"{problem}; raise --recover-from-nan or, in another --run-dir, use a --learning-rate "
+            f"below {config.learning_rate:g}, --clip-norm or --precision float32"
         )
-    state.skipped += state.step - first_step
+    state.skipped += state.step - loop_start
     state.recoveries += 1
-    state.step = first_step
+    state.step = loop_start
     values = {"names": state.snapshot["names"].numpy()}
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
@@ -2211,7 +2227,7 @@ def recover(first_step):
     restore(broadcast(values))
     print_status(
         f"{problem}; recovery {state.recoveries} of {config.recover_from_nan}: "
-        f"back at step {first_step}, with other batches"
+        f"back at step {loop_start}, with other batches"
     )
 
 
@@ -2248,13 +2264,15 @@ def finish_epoch(validation_set, trained):
 
 
 def print_epoch(validated, trained, is_best):
-    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
+    """Print a line about an epoch, with a * for a new best checkpoint.
+
+    On a narrow terminal, leave out the last loop's metrics, or cut the line.
+    """
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
     line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
-    longer = f"{line}  train {format_metrics(trained)}"
-    if trained and len(longer) < shutil.get_terminal_size((1000, 0)).columns:
-        line = longer
-    print_status(line)
+    longer = f"{line}{'  train ' if trained else ''}{format_metrics(trained)}"
+    print_status(longer if len(longer) < columns else f"{line:.{columns - 1}}")
 
 
 def test_best_checkpoint(test_set):
@@ -2285,7 +2303,7 @@ def evaluate(checkpoint, validation_set, test_set):
 def evaluate_continuously(validation_set):
     """Validate the newest checkpoint of a run, until it is finished or --timeout has passed."""
     trained_dir = run_path()
-    config.run_dir = f"{config.run_dir}/evaluator"
+    config.run_dir = f"{run_path()}/evaluator"
     state.step = max((line["step"] for line in read_log()), default=0)
     waiting_since = time.monotonic()
     while True:
@@ -2384,7 +2402,10 @@ def get_reason(error):
 
 
 def is_in_run_dir(error):
-    """Return whether an exception is about a file of the run, or a folder above, not of a hook."""
+    """Return whether an exception names a path in the run directory, or a folder that contains it.
+
+    With `--run-dir .`, return False, since the path may be of a hook's file.
+    """
     # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
     paths = f"{getattr(error, 'filename', None) or None}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths

@@ -114,12 +114,12 @@ class Config:
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
     seed: int = flag(0, "seed of initial weights, data order and dropout", type=bounded(int, -1))
 
-    # Set at startup:
+    # Not flags, set at startup:
     workers: int = 1
     servers: int = 0  # 0 without a cluster
     train_data: str = ""  # the number of training examples, and their checksum
     steps_per_epoch: int = 1
-    last_step: int = 1  # the number of steps of the whole run, for a schedule say
+    last_step: int = 1  # the steps of the whole run, for a schedule say; early stopping lowers it
 
 
 config = Config()
@@ -145,8 +145,9 @@ def create_datasets():
     """Return the train, validation and test split, each a `tf.data.Dataset` of known cardinality.
 
     An element is one example: a structure of tensors whose shapes and dtypes are the same for all
-    examples. The order is the same each time. All elements are kept in memory, so return file
-    names or offsets of data that don't fit, and read these in `fetch`.
+    examples. Return the same order at each start and on each worker: sort listings of files. All
+    elements are kept in memory, so return file names or offsets of data that don't fit, and read
+    these in `fetch`.
     """
     # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16.
     from sklearn.datasets import load_digits
@@ -179,7 +180,8 @@ def fetch(batch):
 
     Each result is a tensor [batch, …]: pad examples of different sizes, such as molecules, to
     one size for all batches.
-    The exported model takes what this returns or, if that is a tuple, its first component.
+    The exported model takes what this returns or, if that is a tuple, its first component: for
+    several inputs, return ({"a": …, "b": …}, labels), not (a, b, labels).
     """
     # TODO(you): read data that don't fit in memory, with `tf.map_fn(tf.io.read_file, paths)` say.
     return batch
@@ -190,7 +192,7 @@ def preprocess(batch, seeds, training):
 
     `batch` is what `fetch` returns. Each result is a tensor [batch, …], or a tuple or dict of them;
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
-    function of --seed, of the epoch, and of the example's place in the order of the epoch. In
+    function of --seed, of the epoch, and of the example's position in the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
     tf.data, it would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
@@ -249,7 +251,8 @@ def create_loss_objects(strategy):
 def create_metrics(strategy):
     """Return three lists: the metrics of the train, validation and test split."""
     with strategy.scope():
-        # TODO(you): your metrics, each with a different name.
+        # TODO(you): your metrics. Each has a scalar result, unlike F1Score with its defaults, and a
+        # name of its own, which is not "loss".
         return [[keras.metrics.SparseCategoricalAccuracy(name="accuracy")] for _ in range(3)]
 
 
@@ -259,7 +262,8 @@ def compute_losses(labels, predictions):
     `labels` is None if `preprocess` returns none. If a loss needs features, return them as labels,
     too, or as an output of the model.
     """
-    # TODO(you): with several losses or outputs, return a weighted sum.
+    # TODO(you): with several losses or outputs, return a weighted sum. With a shape of [batch, 1],
+    # the validation loss would be wrong.
     return loss_object(labels, predictions)
 
 
@@ -273,7 +277,7 @@ def compute_loss(labels, predictions, sample_weight):
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):
         for regularization in each.losses:
-            # In mixed precision, the loss of an activity is of half precision.
+            # In mixed precision, the loss of an activity regularizer has half precision.
             loss += tf.nn.scale_regularization_loss(tf.cast(regularization, loss.dtype))
     return loss
 
@@ -309,10 +313,10 @@ def create_serving_function(models, example):
     `models` are copies of the trained models. `example` is a batch, [1, …], as `fetch` returns it.
     The default function takes such a batch or, if it is a tuple, its first component. It returns
     the predictions of the first model. A length that is None in that model's keras.Input is None
-    here, so `preprocess` needs tf.shape(x)[1], not x.shape[1]. The other components of the batch
-    are from `example`. If the features need them, return a dict from `fetch`. In the signature
-    of the SavedModel, the inputs of a dict are named "inputs", "inputs_1", …, in the order of its
-    sorted keys. For other names, pass `name` to tf.TensorSpec.
+    here, so `preprocess` needs tf.shape(x)[1], not x.shape[1]. All requests get the other
+    components, such as labels, from `example`. In the signature of the SavedModel, the inputs of a
+    dict are named "inputs", "inputs_1", …, in the order of its sorted keys. For other names, pass
+    `name` to tf.TensorSpec.
     """
     # TODO(you): serve something else, such as a decoder or a loop that generates text.
     is_tuple = isinstance(example, tuple)
@@ -343,9 +347,9 @@ def create_serving_function(models, example):
 
 
 def update_metrics(metrics, labels, predictions, sample_weight):
-    # TODO(you): if labels or predictions have several parts, pass each metric its own. If they have
-    # tokens or pixels, many metrics need a weight for each one. With a Keras mask, all of them do.
-    # The weights of tokens are `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
+    # TODO(you): if labels or predictions have several parts, pass each metric its own. Many metrics
+    # need a weight for each token or pixel; with a Keras mask, all metrics do. For tokens, this is
+    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
@@ -361,7 +365,7 @@ def compute_gradients(batch):
     with tf.GradientTape() as tape:
         predictions = model(features, training=True)
         loss = compute_loss(labels, predictions, sample_weight)
-        scaled_loss = optimizer.scale_loss(loss)  # differs with a LossScaleOptimizer only
+        scaled_loss = optimizer.scale_loss(loss)  # differs if the optimizer scales losses
     update_metrics(train_metrics, labels, predictions, sample_weight)
     # Weights without a gradient get zeros, since replicas can't sum None. The tape can't compute
     # these zeros for Keras's variables, only for TensorFlow's, which are their `value`.
@@ -381,10 +385,11 @@ def train_step(batch):
 def evaluation_step(batch, metrics):
     """Return the sums of one replica's losses and sample weights, [] each. Update the metrics.
 
-    Sums, because a mean would be NaN on a replica whose examples only fill up the last batch.
+    Sums, because a mean would be NaN on a replica whose examples only fill up the last batch. The
+    losses lack the regularization losses, unlike in `train_step`.
     """
-    # TODO(you): the same changes as in compute_gradients. If `training` means another thing than
-    # to switch random layers and BatchNormalization, such as a flow's direction, pass it here, too.
+    # TODO(you): the same changes as in compute_gradients. If your model's `training` does more than
+    # to switch random layers and BatchNormalization, pass the value that evaluation needs.
     features, labels, sample_weight = batch
     # Without this scope, random layers would change their seeds. With it, a layer that draws in
     # evaluation draws the same numbers for each batch.
@@ -586,7 +591,7 @@ class WrongInput(Exception):
 
 
 class RunFailed(Exception):
-    """The run can't continue, and would fail again."""
+    """The run can't continue until the cause is removed."""
 
     exit_code = 1
     label = "stopped"
@@ -952,7 +957,7 @@ def load_into_memory(dataset, split):
     a run resumes at any step at once. They are variables: each iterator would copy tensors.
     """
     size = int(dataset.cardinality())
-    if not 0 < size < 2e9:  # places in the order of an epoch are int32
+    if not 0 < size < 2e9:  # positions in an epoch are int32
         raise WrongInput(
             f"create_datasets: {split} has cardinality {size}, not 1 to 2e9; if infinite (-1), "
             "remove `repeat`; if unknown (-2), use assert_cardinality"
@@ -1213,7 +1218,7 @@ def restore(kind, path):
         os.stat(f"{path}.index")  # raises FileNotFoundError if the chief has removed it meanwhile
         reason = f"{error}".partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt, or of a model before an edit ({reason}). If it is corrupt, "
+            f"{path} is corrupt, or of another model or optimizer ({reason}). If it is corrupt, "
             "delete its files to use an older one; otherwise use another --run-dir"
         ) from error
 
@@ -1249,7 +1254,9 @@ def read_file(name, parse=lambda text: {**json.loads(text)}):
         return parse(path.read_text())
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
-        raise WrongInput(f"{path} can't be read ({error}); fix it, or use another run") from error
+        raise WrongInput(
+            f"{path} can't be read ({error}); fix it, or use another --run-dir"
+        ) from error
 
 
 def is_kept_on_resume(line, step):
@@ -1293,7 +1300,7 @@ def log(split, values):
     }
     with run_path("metrics.jsonl").open("a") as file:
         file.write(f"{json.dumps(line)}\n")
-    with create_summary_writer(f"{config.run_dir}/tensorboard/{split}").as_default(state.step):
+    with create_summary_writer(f"{run_path()}/tensorboard/{split}").as_default(state.step):
         for name, value in values.items():
             tf.summary.scalar(name, value)
     return line
@@ -1406,8 +1413,8 @@ def export(folder, examples):
     example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
     archive = keras.export.ExportArchive()
     archive.add_endpoint("serve", create_serving_function(copies, example))
-    # TensorFlow exports a lookup table only if the archive tracks it. `preprocess` may use one, and
-    # `create_serving_function`, which may create it: so the search comes after it.
+    # TensorFlow exports a lookup table only if the archive tracks it. `create_serving_function` may
+    # create one, so the search comes after the call.
     # `isinstance` would raise an error for a weak proxy of an object that is gone.
     for each in gc.get_objects():
         if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
@@ -1461,13 +1468,13 @@ def end_of_next_loop(step):
 
 
 def is_end_of_epoch():
-    return state.step % config.steps_per_epoch == 0
+    return not state.step % config.steps_per_epoch
 
 
-def is_checkpoint_due(first_step):
-    """Return whether the loop from `first_step` passed a multiple of --checkpoint-every-steps."""
+def is_checkpoint_due(loop_start):
+    """Return whether the loop from `loop_start` passed a multiple of --checkpoint-every-steps."""
     every = config.checkpoint_every_steps
-    return state.step // every > first_step // every
+    return state.step // every > loop_start // every
 
 
 def train_epochs(train_set, validation_set):
@@ -1477,15 +1484,15 @@ def train_epochs(train_set, validation_set):
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
-        first_step = state.step
-        last_step = end_of_next_loop(first_step)
-        trained = train(iterator, last_step - first_step)
+        loop_start = state.step
+        loop_end = end_of_next_loop(loop_start)
+        trained = train(iterator, loop_end - loop_start)
         check_finite(trained["loss"])
         log("train", {**trained, **read_learning_rates()})
         print_progress(trained)
         if is_end_of_epoch() and not signals:
             finish_epoch(validation_set, trained)
-        elif signals or is_checkpoint_due(first_step):
+        elif signals or is_checkpoint_due(loop_start):
             save("last")
         else:
             continue
@@ -1526,17 +1533,19 @@ def finish_epoch(validation_set, trained):
 
 
 def print_epoch(validated, trained, is_best):
-    """Print a line about an epoch. On a terminal, the last loop's metrics are shown if they fit."""
+    """Print a line about an epoch, with a * for a new best checkpoint.
+
+    On a narrow terminal, leave out the last loop's metrics, or cut the line.
+    """
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
     line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
-    longer = f"{line}  train {format_metrics(trained)}"
-    if trained and len(longer) < shutil.get_terminal_size((1000, 0)).columns:
-        line = longer
-    print_status(line)
+    longer = f"{line}{'  train ' if trained else ''}{format_metrics(trained)}"
+    print_status(longer if len(longer) < columns else f"{line:.{columns - 1}}")
 
 
 def test_best_checkpoint(test_set):
-    """Test the best checkpoint and log the result. The line has the step of the run's end."""
+    """Test the best checkpoint and log the result. The line has the last step of the run."""
     exit_on_signals()  # everything is saved
     log("test", test_checkpoint(find_checkpoint("best"), test_set))
 
@@ -1581,7 +1590,10 @@ def evaluate(checkpoint, validation_set, test_set):
 
 
 def is_in_run_dir(error):
-    """Return whether an exception is about a file of the run, or a folder above, not of a hook."""
+    """Return whether an exception names a path in the run directory, or a folder that contains it.
+
+    With `--run-dir .`, return False, since the path may be of a hook's file.
+    """
     # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
     paths = f"{getattr(error, 'filename', None) or None}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths
