@@ -4,6 +4,7 @@ Network namespaces stand in for the machines: see network_namespaces.py.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -114,7 +115,8 @@ def test_cut_link_ends_both_workers_and_they_resume(size, moment, start_pair, on
     resumed = finish_all([start_on(on, index, script, *FLAGS) for index in range(2)])
     codes = [outcome.code for outcome in resumed]
     assert codes == [0, 0], resumed
-    assert "resumed at step " in resumed[0].output
+    # The chief may have ended the export without the other worker.
+    assert re.search("resumed at step |is finished", resumed[0].output)
     assert_same_run(script.parent / "run", train_once(*FLAGS, *TWO_REPLICAS))
 
 
