@@ -46,7 +46,7 @@ def evaluation_step(batch, metrics):
     losses lack the regularization losses, unlike in `train_step`.
     """
     # TODO(you): the same changes as in compute_gradients. If your model's `training` does more than
-    # to switch random layers and BatchNormalization, pass the value that evaluation needs.
+    # switch random layers and BatchNormalization, pass the value that evaluation needs.
     features, labels, sample_weight = batch
     # Without this scope, random layers would change their seeds. With it, a layer that draws in
     # evaluation draws the same numbers for each batch.

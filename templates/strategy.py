@@ -27,13 +27,13 @@ def choose_strategy():
     elif config.device_kind == "TPU":
         allowed = ["tpu"]
     elif devices == 1:
-        allowed = ["one_device", "mirrored"]  # the first is "auto"
+        allowed = ["one_device", "mirrored"]  # "auto" is the first one
     elif not config.replicas:
         allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
         raise WrongInput(
-            f"--strategy {name}: TF_CONFIG, --replicas or the devices need {' or '.join(allowed)}"
+            f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {' or '.join(allowed)}"
         )
     return name
 

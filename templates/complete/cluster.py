@@ -1,5 +1,5 @@
 def wait_for_workers(addresses):
-    """Wait until all workers run. Those that miss a worker after --timeout raise RunInterrupted.
+    """Wait until all workers run. Raise RunInterrupted if one is missing after --timeout.
 
     The chief listens at its address in TF_CONFIG. Each worker connects and sends its index, in nine
     characters. On the chief, `missing` has the workers that have not sent theirs. When it is empty,

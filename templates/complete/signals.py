@@ -36,7 +36,7 @@ def save_snapshot():
 def end_process(error):
     """Report why the run ends, and exit. This never returns.
 
-    If the run was interrupted or a worker failed, save the last snapshot before. After another
+    If the run was interrupted or a worker failed, first save the last snapshot. After another
     error, only finish the checkpoint that is being written.
     """
     ending_lock.acquire()  # never released: another thread waits here until the exit

@@ -464,7 +464,7 @@ def evaluation_step(batch, metrics):
     losses lack the regularization losses, unlike in `train_step`.
     """
     # TODO(you): the same changes as in compute_gradients. If your model's `training` does more than
-    # to switch random layers and BatchNormalization, pass the value that evaluation needs.
+    # switch random layers and BatchNormalization, pass the value that evaluation needs.
     features, labels, sample_weight = batch
     # Without this scope, random layers would change their seeds. With it, a layer that draws in
     # evaluation draws the same numbers for each batch.
@@ -705,7 +705,7 @@ def save_snapshot():
 def end_process(error):
     """Report why the run ends, and exit. This never returns.
 
-    If the run was interrupted or a worker failed, save the last snapshot before. After another
+    If the run was interrupted or a worker failed, first save the last snapshot. After another
     error, only finish the checkpoint that is being written.
     """
     ending_lock.acquire()  # never released: another thread waits here until the exit
@@ -774,7 +774,7 @@ def sum_over_workers(numbers):
 
 
 def wait_for_workers(addresses):
-    """Wait until all workers run. Those that miss a worker after --timeout raise RunInterrupted.
+    """Wait until all workers run. Raise RunInterrupted if one is missing after --timeout.
 
     The chief listens at its address in TF_CONFIG. Each worker connects and sends its index, in nine
     characters. On the chief, `missing` has the workers that have not sent theirs. When it is empty,
@@ -913,13 +913,13 @@ def choose_strategy():
     elif config.device_kind == "TPU":
         allowed = ["tpu"]
     elif devices == 1:
-        allowed = ["one_device", "mirrored"]  # the first is "auto"
+        allowed = ["one_device", "mirrored"]  # "auto" is the first one
     elif not config.replicas:
         allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
     if name not in allowed:
         raise WrongInput(
-            f"--strategy {name}: TF_CONFIG, --replicas or the devices need {' or '.join(allowed)}"
+            f"--strategy {name} doesn't fit TF_CONFIG or the devices; use {' or '.join(allowed)}"
         )
     return name
 
@@ -2272,6 +2272,7 @@ def print_epoch(validated, trained, is_best):
     epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
     line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
     longer = f"{line}{'  train ' if trained else ''}{format_metrics(trained)}"
+    # The precision of a text is its largest length.
     print_status(longer if len(longer) < columns else f"{line:.{columns - 1}}")
 
 

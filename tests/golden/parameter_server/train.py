@@ -389,7 +389,7 @@ def evaluation_step(batch, metrics):
     losses lack the regularization losses, unlike in `train_step`.
     """
     # TODO(you): the same changes as in compute_gradients. If your model's `training` does more than
-    # to switch random layers and BatchNormalization, pass the value that evaluation needs.
+    # switch random layers and BatchNormalization, pass the value that evaluation needs.
     features, labels, sample_weight = batch
     # Without this scope, random layers would change their seeds. With it, a layer that draws in
     # evaluation draws the same numbers for each batch.
@@ -1541,6 +1541,7 @@ def print_epoch(validated, trained, is_best):
     epoch = f"{state.step // config.steps_per_epoch:3}/{config.epochs}"
     line = f"epoch {epoch} {'*' if is_best else ' '}  validation {format_metrics(validated)}"
     longer = f"{line}{'  train ' if trained else ''}{format_metrics(trained)}"
+    # The precision of a text is its largest length.
     print_status(longer if len(longer) < columns else f"{line:.{columns - 1}}")
 
 
