@@ -14,9 +14,11 @@ from running import (
     assert_succeeded,
     drop_random_states,
     environment,
+    finish,
     finish_all,
     flags_of,
     flatten,
+    fork,
     query,
     read_numbers,
     read_split,
@@ -24,6 +26,7 @@ from running import (
     shape_of,
     start_workers,
     train,
+    wait_until,
 )
 from variants import (
     SMALL_IMAGES,
@@ -97,6 +100,40 @@ def test_continuous_evaluation_draws_the_constants_of_the_run(complete_script, t
     flags = ("--global-batch-size", "16", "--epochs", "1")
     train(script, *flags, "--seed", "5")
     train(script, "--mode", "continuous_evaluate", *flags)
+    [expected] = read_split(tmp_path / "run", "validation")
+    [line] = read_split(tmp_path / "run" / "evaluator", "validation")
+    assert line["loss"] == expected["loss"]
+
+
+# An evaluator writes a file when it starts, and must not call `adapt`.
+STARTS_FIRST = """
+@wraps_original
+def create_datasets(original):
+    if config.mode == "continuous_evaluate":
+        Path("started").touch()
+    return original()
+
+
+def adapt(train):
+    return {"mode": config.mode}
+
+
+@wraps_original
+def create_loss_objects(original, strategy):
+    assert adapted == {"mode": "train"}
+    return original(strategy)
+"""
+
+
+def test_evaluator_that_starts_before_the_run_draws_its_constants(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, RANDOM_MASK, STARTS_FIRST)
+    flags = ("--global-batch-size", "16", "--epochs", "1")
+    evaluator = fork(script, "--mode", "continuous_evaluate", *flags)
+    wait_until(lambda: (tmp_path / "started").exists(), evaluator)
+    train(script, *flags, "--seed", "5")
+    outcome = finish(evaluator, timeout=60)
+    assert (outcome.code, outcome.errors) == (0, "")
+    assert "run is finished" in outcome.output
     [expected] = read_split(tmp_path / "run", "validation")
     [line] = read_split(tmp_path / "run" / "evaluator", "validation")
     assert line["loss"] == expected["loss"]

@@ -33,11 +33,11 @@ def find_run():
         if checkpoint:
             run_on_chief(check_run)
         return checkpoint
-    checkpoint = None
     if config.mode == "evaluate":
         checkpoint = run_on_chief(find_checkpoint, config.export)
-    elif not run_path("config.json").exists():  # continuous evaluation may start before the run
-        return None
+    else:
+        print_status(f"waiting for checkpoints of {config.run_dir}")
+        checkpoint = wait_for_checkpoint(run_path())  # an evaluator may start before the run
     # With other data, the test split could have examples that the model was trained on. The run's
     # seed replaces --seed, so that hooks draw the constants of the trained model.
     config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
@@ -135,8 +135,7 @@ def load_adapted(checkpoint):
 
 def read_or_adapt(checkpoint):
     """Return the content of adapted.json or, in a new run, what `adapt` returns."""
-    # Continuous evaluation may start before the run.
-    if checkpoint or (config.mode != "train" and run_path("adapted.json").exists()):
+    if checkpoint:
         return read_object("adapted.json")
     result = adapt(create_datasets()[0])  # not from the loaded examples, to save memory
     initial = read_initial_adapted()

@@ -1868,11 +1868,11 @@ def find_run():
         if checkpoint:
             run_on_chief(check_run)
         return checkpoint
-    checkpoint = None
     if config.mode == "evaluate":
         checkpoint = run_on_chief(find_checkpoint, config.export)
-    elif not run_path("config.json").exists():  # continuous evaluation may start before the run
-        return None
+    else:
+        print_status(f"waiting for checkpoints of {config.run_dir}")
+        checkpoint = wait_for_checkpoint(run_path())  # an evaluator may start before the run
     # With other data, the test split could have examples that the model was trained on. The run's
     # seed replaces --seed, so that hooks draw the constants of the trained model.
     config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
@@ -1965,8 +1965,7 @@ def load_adapted(checkpoint):
 
 def read_or_adapt(checkpoint):
     """Return the content of adapted.json or, in a new run, what `adapt` returns."""
-    # Continuous evaluation may start before the run.
-    if checkpoint or (config.mode != "train" and run_path("adapted.json").exists()):
+    if checkpoint:
         return read_object("adapted.json")
     result = adapt(create_datasets()[0])  # not from the loaded examples, to save memory
     initial = read_initial_adapted()
@@ -2302,28 +2301,36 @@ def evaluate(checkpoint, validation_set, test_set):
 
 
 def evaluate_continuously(validation_set):
-    """Validate the newest checkpoint of a run, until it is finished or --timeout has passed."""
+    """Validate the newest checkpoint of a run repeatedly. RunFinished ends this."""
     trained_dir = run_path()
     config.run_dir = f"{run_path()}/evaluator"
     state.step = max((line["step"] for line in read_log()), default=0)
+    while True:
+        checkpoint = wait_for_checkpoint(trained_dir)
+        restore(checkpoint)
+        swap_ema_weights()
+        state.step = int(checkpoint["step"])
+        validated = validate(*validation_set)
+        run_path().mkdir(exist_ok=True)
+        log("validation", validated)
+        print_status(f"validation {format_metrics(validated)}  of {checkpoint['path']}")
+
+
+def wait_for_checkpoint(trained_dir):
+    """Return the newest checkpoint of a run as soon as it is later than `state.step`.
+
+    Raise RunFinished if the run has none and is finished, or after --timeout.
+    """
     waiting_since = time.monotonic()
     while True:
         lines = read_log(trained_dir)
         checkpoint = find_new_checkpoint(trained_dir)
         if checkpoint:
-            restore(checkpoint)
-            swap_ema_weights()
-            state.step = int(checkpoint["step"])
-            validated = validate(*validation_set)
-            run_path().mkdir(exist_ok=True)
-            log("validation", validated)
-            print_status(f"validation {format_metrics(validated)}  of {checkpoint['path']}")
-            waiting_since = time.monotonic()
-        elif lines and lines[-1]["split"] == "test":
-            return
-        elif config.timeout and time.monotonic() - waiting_since > config.timeout:
-            print_status(f"no new checkpoint in {trained_dir} for {config.timeout:g} seconds")
-            return
+            return checkpoint
+        if lines and lines[-1]["split"] == "test":
+            raise RunFinished(f"{trained_dir} is finished")
+        if config.timeout and time.monotonic() - waiting_since > config.timeout:
+            raise RunFinished(f"no new checkpoint in {trained_dir} for {config.timeout:g} seconds")
         time.sleep(0.5)
 
 
