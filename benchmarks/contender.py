@@ -92,7 +92,13 @@ def set_precision(script, flags):
 
     The essential script has no flag for it: its users set the policy in a hook, as here.
     """
-    script.keras.config.set_dtype_policy("mixed_bfloat16")
+    create_original = script.create_model_and_optimizer
+
+    def create_model_and_optimizer(strategy):
+        script.keras.config.set_dtype_policy("mixed_bfloat16")
+        return create_original(strategy)
+
+    script.create_model_and_optimizer = create_model_and_optimizer
     if hasattr(script.Config, "precision"):
         flags += ["--precision", "mixed_bfloat16"]
 

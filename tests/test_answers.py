@@ -19,7 +19,13 @@ from running import (
     run_script,
     train,
 )
-from variants import SMALL_IMAGES, apply_blocks, replace_text, write_variant
+from variants import (
+    SMALL_IMAGES,
+    apply_blocks,
+    replace_image_model,
+    replace_text,
+    write_variant,
+)
 
 PAGE = (TEMPLATE / "docs" / "questions.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"(?m)^```python\n((?:.*\n)*?)```$", PAGE)
@@ -108,6 +114,39 @@ def create_datasets(original):
     shutil.move(small.parent / "run", tmp_path)
     [loss] = re.findall(r"(?m)^test loss (\S+)", train(other, "--mode", "evaluate"))
     assert loss != f"{before['loss']:.4f}"
+
+
+# Each start draws the mask again.
+RANDOM_MASK = """
+class Mask(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.mask = np.random.uniform(size=10).astype("float32")
+
+    def call(self, inputs):
+        return self.mask * inputs
+
+
+def adapt(train):
+    return {"units": 10}
+""" + replace_image_model(
+    "keras.layers.Flatten()", 'keras.layers.Dense(adapted["units"])', "Mask()"
+)
+
+PREDICTS = """
+images = tf.random.stateless_uniform([4, 8, 8, 1], [0, 0], 0, 17, tf.int32)
+images = tf.cast(images, "uint8")
+export = tf.saved_model.load("run/export")
+tf.debugging.assert_near(model(images), export.serve(images), rtol=1e-5)
+print("equal")
+"""
+
+
+def test_checkpoint_is_loaded(small, tmp_path):
+    script = write_variant(small, tmp_path, RANDOM_MASK)
+    train(script, *TINY, "--seed", "5")
+    code = find_block("latest_checkpoint") + PREDICTS
+    assert run_with_tensorflow(code, tmp_path) == "equal\n"
 
 
 SIGNATURE = """

@@ -409,8 +409,8 @@ def test_commented_lines_add_gpus_and_a_storage_class(manifest):
 
 # In order, what the lines with a TODO(you) are about, below the first lines of the file.
 MARKED = """
-    storageClassName storage completions parallelism imagePullSecrets tolerations image args value
-    resources gpu
+    storageClassName storage completions parallelism backoffLimit imagePullSecrets tolerations image
+    args value resources gpu
 """.split()
 
 

@@ -614,8 +614,32 @@ def train_step(batch):
     return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
 """
 
+STATEFUL = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        inputs = keras.Input([8, 8, 1], config.global_batch_size)
+        outputs = keras.layers.LSTM(8, stateful=True)(keras.layers.Reshape([8, 8])(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(10)(outputs))
+        return model, Adam(config.learning_rate)
+"""
+BATCH_SIZE_IN_A_SHAPE = """
+class Rows(keras.layers.Layer):
+    def call(self, inputs):
+        return keras.ops.reshape(inputs, [config.global_batch_size, 64])
+""" + replace_image_model("Rows()", "keras.layers.Dense(10)")
+
 # By name: the code, the hook that the message must name, and parts of the message.
 MISTAKES = {
+    "stateful-layer": (
+        STATEFUL,
+        "create_model_and_optimizer",
+        ["lstm is stateful", "no checkpoint contains them"],
+    ),
+    "batch-size-in-a-shape": (
+        BATCH_SIZE_IN_A_SHAPE,
+        "create_model_and_optimizer",
+        ["for the batch size, write -1 or None in a shape"],
+    ),
     "layers-outside-of-hooks": (
         AUGMENTATION_OF_THE_MODULE,
         "create_model_and_optimizer",
@@ -666,7 +690,7 @@ def preprocess(batch, seeds, training):
     "reduced-loss": (
         use_loss("keras.losses.SparseCategoricalCrossentropy(from_logits=True)"),
         "create_loss_objects",
-        ["the loss is reduced to one number", 'reduction="none"'],
+        ["the loss is reduced to one number", 'reduction="none"', "Dice or Tversky"],
     ),
     "mean-in-the-loss-of-a-part-of-the-batch": (
         return_loss("tf.reduce_mean(losses)")
@@ -1380,6 +1404,32 @@ class TruncatedNoise(keras.layers.Layer):
 """ + insert_layer("TruncatedNoise()", after="Flatten")
 
 # By name: the code, the test that fails, and parts of its message.
+# The batch normalization of each step of a recurrent network.
+NORMALIZED_CELL = """
+class Cell(keras.layers.SimpleRNNCell):
+    def __init__(self, units):
+        super().__init__(units)
+        self.normalization = keras.layers.BatchNormalization()
+
+    def build(self, shape):
+        super().build(shape)
+        self.normalization.build([None, self.units])
+
+    def call(self, inputs, states, training=False):
+        _, [state] = super().call(inputs, states, training=training)
+        state = self.normalization(state, training=training)
+        return state, [state]
+""" + replace_image_model(
+    "keras.layers.Reshape([8, 8])", "keras.layers.RNN(Cell(8))", "keras.layers.Dense(10)"
+)
+DRAWS_WITHOUT_A_SEED = """
+class Noise(keras.layers.Layer):
+    def call(self, inputs, training=False):
+        if training:
+            return inputs + keras.random.normal(keras.ops.shape(inputs))
+        return inputs
+""" + replace_image_model("keras.layers.Flatten()", "Noise()", "keras.layers.Dense(10)")
+
 MISTAKES_IN_RUNS = {
     "numbers-that-replicas-cannot-share": (
         TRUNCATED_NOISE,
@@ -1608,6 +1658,25 @@ def test_problem_of_another_hook_is_no_cause_of_rounding(run_tests):
     report = run_tests(IDLE_BIAS, USES_PROBABILITIES, only=f"{REPLICAS} or {CONTRACT}")
     assert report.failed == {contract_of("create_loss_objects")}, report.output
     assert "The cause is rounding" in report.output
+
+
+# As in Keras's TokenLearner: the result is a constant, and no model has the layer.
+CONSTANT_EMBEDDING = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        inputs = keras.Input([8, 8, 1])
+        rows = keras.layers.Reshape([8, 8])(inputs)
+        rows += keras.layers.Embedding(8, 8)(keras.ops.arange(8))
+        outputs = keras.layers.Dense(10)(keras.layers.Flatten()(rows))
+        return keras.Model(inputs, outputs), Adam(config.learning_rate)
+"""
+
+
+@pytest.mark.long
+def test_layer_that_is_called_on_a_constant_is_a_warning(run_tests):
+    report = run_tests(CONSTANT_EMBEDDING, only=CONTRACT)
+    assert not report.failed, report.output
+    assert "no model contains embedding/embeddings, so they are neither trained" in report.output
 
 
 @pytest.mark.long
@@ -2382,6 +2451,25 @@ def test_exception_in_a_run_reports_the_hook(run_tests):
     [line] = [number for number, line in enumerate(lines, start=1) if statement in line]
     message = f"ended with exit code 1. The error comes from preprocess (train.py, line {line})"
     assert message in report.output
+
+
+CRASHES = {
+    "normalization-in-a-loop": (NORMALIZED_CELL, "Replicas can't sum in a loop, a branch"),
+    "random-numbers-without-a-seed": (
+        DRAWS_WITHOUT_A_SEED,
+        "Or a layer draws by keras.random without a seed; give it a keras.random.SeedGenerator",
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CRASHES)
+def test_exception_of_tensorflow_has_advice(name, run_tests):
+    code, advice = CRASHES[name]
+    report = run_tests(code, only=REPLICAS)
+    assert report.outcomes == {REPLICAS: "FAILED"}
+    assert "The error comes from compute_gradients (train.py, line " in report.output
+    assert advice in report.output
 
 
 @pytest.mark.long

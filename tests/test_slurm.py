@@ -140,16 +140,39 @@ def test_job_file_passes_shellcheck(distribution, create_project):
     subprocess.run(["shellcheck", "launch/slurm.sbatch"], cwd=project, check=True)
 
 
-def test_job_without_tasks_per_node_is_rejected(create_project):
+WRONG_TASKS = {
+    "no tasks per node": ({}, "SLURM_NTASKS_PER_NODE is not set; use --ntasks-per-node"),
+    "more than the ports": (
+        {"SLURM_NTASKS_PER_NODE": "17"},
+        "--ntasks-per-node 17 is above 16, the number of ports of a job; use more nodes",
+    ),
+    "nodes of unequal tasks": (
+        {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NTASKS": "3"},
+        "--ntasks 3 is not nodes x --ntasks-per-node, 4; leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_TASKS)
+def test_job_with_a_wrong_number_of_tasks_is_rejected(kind, create_project, tmp_path):
+    variables, message = WRONG_TASKS[kind]
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\necho a b\n")
+    program.chmod(0o755)
     finished = subprocess.run(
         ["bash", "launch/slurm.sbatch"],
         cwd=create_project(),
-        env=environment(SLURM_JOB_ID="1", SLURM_JOB_NODELIST="a"),
+        env=environment(
+            PATH=f"{tmp_path}:{os.environ['PATH']}",
+            SLURM_JOB_ID="1",
+            SLURM_JOB_NODELIST="[a-b]",
+            **variables,
+        ),
         capture_output=True,
         text=True,
     )
     assert finished.returncode == 2
-    assert "SLURM_NTASKS_PER_NODE is not set; use --ntasks-per-node" in finished.stderr
+    assert finished.stderr == f"slurm.sbatch: error: {message}\n"
 
 
 @pytest.mark.long
@@ -255,6 +278,24 @@ def test_cancelled_job_saves_and_is_not_requeued(size, create_project, start_job
         timeout=20,
         what="the saved step",
     )
+    assert int(step) in list_checkpoints(run_dir)
+
+
+@pytest.mark.long
+@needs_slurm
+@pytest.mark.parametrize("distribution", ["synchronous", "parameter_server"])
+def test_signal_to_the_shells_of_tasks_saves(distribution, create_project, start_job, slurm):
+    # With proctrack/cgroup, Slurm signals only the processes that it has started itself.
+    project = create_project(distribution=distribution)
+    options = FOUR_TASKS if distribution == "parameter_server" else ()
+    job, run_dir = start_job(project, *LONG_RUN, options=options)
+    for pid in find_tasks(run_dir):
+        os.kill(find_parent(pid), signal.SIGTERM)
+    slurm.wait_for_restart(job)
+    slurm.run("scancel", job)
+    shell, chief, *_ = read_logs(project, job)
+    assert "a task exited with code 143; restart 1 of 20" in shell
+    [step] = re.findall(r"saved at step (\d+)", chief)
     assert int(step) in list_checkpoints(run_dir)
 
 

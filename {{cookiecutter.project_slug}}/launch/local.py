@@ -99,8 +99,8 @@ def list_gpus():
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name not in ("", "-1")]
-    paths = Path("/dev").glob("nvidia[0-9]*")
-    return [path.name.removeprefix("nvidia") for path in sorted(paths)]
+    # CUDA counts from 0 even if a container has only /dev/nvidia3.
+    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
 if sys.platform == "linux":

@@ -262,7 +262,8 @@ def check_loss(subject, loss, labels, predictions, are_means_taken=False):
     if losses.shape == []:
         yield (
             f"{subject} is reduced to one number; for shape [4] here, take no mean over the batch, "
-            'and create a loss of Keras with reduction="none"'
+            'and create a loss of Keras with reduction="none" and, if it is Dice or Tversky, with '
+            "axis=(1, 2, 3), say"
         )
     elif losses.shape != [4]:
         yield (

@@ -3,6 +3,7 @@
 import contextlib
 
 from check_tools import (
+    Hint,
     create_mirrored_strategy,
     create_training_state,
     cut_batch,
@@ -13,6 +14,7 @@ from check_tools import (
     is_plain_model,
     join,
     list_first,
+    replace,
     restore_variables,
     set_globals,
 )
@@ -23,7 +25,8 @@ from train import keras, tf
 
 def check_model():
     set_globals(batch_size=4)
-    created = train.create_model_and_optimizer(create_mirrored_strategy())
+    with record_constant_calls() as called:
+        created = train.create_model_and_optimizer(create_mirrored_strategy())
     if not are_models_and_optimizers(created):
         yield (
             "doesn't return a model and an optimizer, or a tuple of each, equally long, with None "
@@ -37,6 +40,8 @@ def check_model():
         return
     yield from check_scope("the model", models)
     yield from check_tracking(models)
+    yield from check_stateful_layers(models)
+    yield from check_constant_calls(called, models)
     optimizers = [optimizer for optimizer in optimizers if optimizer]
     yield from check_scope("the optimizer", optimizers)
     yield from check_optimizer_tracking(models, created[1])
@@ -85,6 +90,46 @@ def check_tracking(models):
         yield (
             "Keras neither trains nor saves a tf.Variable of a layer: "
             f"{list_first(sorted(names))}; create it with self.add_weight"
+        )
+
+
+def check_stateful_layers(models):
+    names = [layer.name for layer in find_layers(models) if getattr(layer, "stateful", False)]
+    if names:
+        yield (
+            f"{list_first(names)} is stateful, and Keras doesn't list its states among the "
+            "variables, so no checkpoint contains them; leave out stateful=True"
+        )
+
+
+@contextlib.contextmanager
+def record_constant_calls():
+    """Record the layers that are called on tensors, not on a keras.Input."""
+    called = []
+    call = keras.Layer.__call__
+
+    def call_and_record(layer, *args, **kwargs):
+        inputs = tf.nest.flatten((args, kwargs))
+        if not any(isinstance(part, keras.KerasTensor) for part in inputs):
+            called.append(layer)
+        return call(layer, *args, **kwargs)
+
+    with replace(keras.Layer, "__call__", call_and_record):
+        yield called
+
+
+def check_constant_calls(called, models):
+    """Yield a hint if layers outside the models were called on tensors."""
+    known = {id(variable) for model in models for variable in model.variables}
+    paths = []
+    for layer in called:
+        weights = layer.trainable_variables
+        paths += [weight.path for weight in weights if id(weight) not in known]
+    if paths:
+        yield Hint(
+            f"no model contains {list_first(sorted(set(paths)))}, so they are neither trained nor "
+            "saved; if their layer was called on a constant, such as keras.ops.arange(n), call it "
+            "in the `call` of a layer of your own"
         )
 
 
@@ -195,7 +240,7 @@ def depends_on_batch(features, training):
         return tf.concat([one, other], axis=0) if has_batch_dimension(prediction) else one
 
     predictions = predict(features)
-    halves = map(predict, cut_batch(features, 2))
+    halves = [predict(half) for half in cut_batch(features, 2)]
     try:
         joined = tf.nest.map_structure(join_halves, predictions, *halves)
     except tf.errors.InvalidArgumentError:  # their other dimensions differ

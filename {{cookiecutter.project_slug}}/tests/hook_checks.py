@@ -142,6 +142,9 @@ ADVICE = {
     "no attribute 'numpy'|'SymbolicTensor' object cannot be": (
         "this runs in a graph, so use TensorFlow operations, or Python code in tf.numpy_function"
     ),
+    "[Cc]annot reshape|Input to reshape": (
+        "for the batch size, write -1 or None in a shape: a part of a batch has fewer examples"
+    ),
     "out of scope|Symbolic.*[Rr]esource": (
         "create a lookup table once, in a function with @functools.cache, and there inside "
         "tf.init_scope()"

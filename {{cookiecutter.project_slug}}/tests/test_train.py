@@ -34,6 +34,14 @@ REPLICAS = ("--replicas", 2)
 # What to change if train.py ends with an error, by a pattern in its output.
 FAILURE_ADVICE = {
     "after being initialized|Collective ops must be configured": TOO_EARLY,
+    "merge_call": (
+        "Replicas can't sum in a loop, a branch or a tf.function, and a BatchNormalization sums; "
+        "call it elsewhere, such as outside the cell of an RNN, or use LayerNormalization"
+    ),
+    "singleton tf.Variables|variables on a non-first call": (
+        "A layer or a metric creates variables in its first call; call it in its hook. Or a layer "
+        "draws by keras.random without a seed; give it a keras.random.SeedGenerator"
+    ),
     r"one_step_on_data_distributed|\.predict\(": (
         "`model.predict` divides its batch among replicas and workers; call the model instead, "
         "such as model(x, training=False)"
