@@ -145,7 +145,7 @@ print("equal")
 def test_checkpoint_is_loaded(small, tmp_path):
     script = write_variant(small, tmp_path, RANDOM_MASK)
     train(script, *TINY, "--seed", "5")
-    code = find_block("latest_checkpoint") + PREDICTS
+    code = find_block("adapted.update(") + PREDICTS
     assert run_with_tensorflow(code, tmp_path) == "equal\n"
 
 

@@ -289,6 +289,7 @@ MARKS = (
     "run_functions_eagerly",
     "tf.summary.image",
     "run-*/metrics.jsonl",
+    "adapted.update(",
 )
 PYTHON_TESTS = ("test_tasks", "test_export", "test_parameter_servers", "test_answers")
 

@@ -635,6 +635,11 @@ MISTAKES = {
         "create_model_and_optimizer",
         ["lstm is stateful", "no checkpoint contains them"],
     ),
+    "policy-outside-of-hooks": (
+        'keras.config.set_dtype_policy("mixed_bfloat16")\n',
+        "create_model_and_optimizer",
+        ["train.py sets the dtype policy mixed_bfloat16 outside of its functions"],
+    ),
     "batch-size-in-a-shape": (
         BATCH_SIZE_IN_A_SHAPE,
         "create_model_and_optimizer",

@@ -22,8 +22,15 @@ from check_tools import (
 import train
 from train import keras, tf
 
+EARLY_POLICY = keras.config.dtype_policy().name  # as train.py leaves it when it is imported
+
 
 def check_model():
+    if EARLY_POLICY != "float32":
+        yield (
+            f"train.py sets the dtype policy {EARLY_POLICY} outside of its functions, and "
+            "`reset_keras` sets it back; set it in this hook"
+        )
     set_globals(batch_size=4)
     with record_constant_calls() as called:
         created = train.create_model_and_optimizer(create_mirrored_strategy())

@@ -289,10 +289,11 @@ def create_model_and_optimizer(strategy):
     all models of a tuple. These share no layers: to export a part of a model, edit
     `create_serving_function`. To train several networks with one optimizer, make them one
     keras.Model. Create all layers and variables inside `strategy.scope()`, which places them on the
-    devices. Create initializers here, too: --seed has no effect on those that exist before. For
-    model.keras, your own classes need @keras.saving.register_keras_serializable(), a get_config,
-    and a build that creates variables. A loaded layer draws its random constants again, unless
-    add_weight(trainable=False) holds them.
+    devices. Create initializers here, too: --seed has no effect on those that exist before. Set a
+    dtype policy here: before this call, keras.config gets its defaults again. No checkpoint has the
+    state of a recurrent layer with stateful=True. For model.keras, your own classes need
+    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables. A
+    loaded layer draws its random constants again, unless add_weight(trainable=False) holds them.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -322,7 +323,10 @@ def create_loss_objects(strategy):
 
 
 def create_metrics(strategy):
-    """Return three lists: the metrics of the train, validation and test split."""
+    """Return three lists: the metrics of the train, validation and test split.
+
+    If a metric creates variables in its first update, as F1Score does, update it here and reset it.
+    """
     with strategy.scope():
         # TODO(you): your metrics. Each has a scalar result, unlike F1Score with its defaults, and a
         # name of its own, which is not "loss".
