@@ -8,9 +8,8 @@ Print the medians over the epochs, in milliseconds. The first epoch traces and i
 - one call: all steps of an epoch in one call of the graph, after the run
 - loops: the steps as the run takes them, up to 100 for each call
 - validation of one batch, checkpoints, log: metrics.jsonl and TensorBoard's curves
-- rest: between these parts
-
-The complete script writes checkpoints in another thread meanwhile.
+- rest: between these parts; in the complete script, also the wait for a checkpoint at the end of an
+  epoch, which another thread writes
 """
 
 import argparse
@@ -62,13 +61,14 @@ def measure(project, job, steps, epochs):
     script.train = train_and_note_epoch
     with tempfile.TemporaryDirectory() as folder:
         script.main(["--run-dir", folder, "--epochs", str(epochs + 2)])
+    step = getattr(script, "count_train_step", script.distributed_train_step)
     one_call = []
-    for _ in range(epochs):
+    for _ in range(epochs + 1):
         started_at = time.perf_counter()
-        script.run_steps(script.distributed_train_step, iterators[0], script.tf.constant(steps))
+        script.run_steps(step, iterators[0], script.tf.constant(steps))
         one_call.append(time.perf_counter() - started_at)
-    # The first is the start of the run, the second has the traces.
-    print(json.dumps({"epochs": seconds_by_epoch[2:], "one call": one_call}))
+    # The first of `epochs` is the start of the run, the second has the traces.
+    print(json.dumps({"epochs": seconds_by_epoch[2:], "one call": one_call[1:]}))
 
 
 def add_seconds(function, seconds, part):

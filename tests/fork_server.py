@@ -26,7 +26,7 @@ if sys.platform != "win32":
 def run_script(script, flags, env, folder, outputs):
     """Run a script in this process, as `python SCRIPT FLAGS` in a folder does in a new one."""
     for descriptor, path in zip((1, 2), outputs, strict=True):
-        os.dup2(os.open(path, os.O_WRONLY), descriptor)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)

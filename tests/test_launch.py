@@ -511,6 +511,24 @@ def test_workers_share_the_gpus(gpus, shares, project):
     assert any("unused: 1" in line for line in lines) == (gpus == "0,1,2")
 
 
+LIST_GPUS = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, "launch")
+import local
+
+Path.glob = lambda *_: iter([Path("/dev/nvidia3"), Path("/dev/nvidia5")])
+print(local.list_gpus())
+"""
+
+
+def test_gpus_of_a_container_count_from_zero(project):
+    variables = {name: os.environ[name] for name in os.environ if name != "CUDA_VISIBLE_DEVICES"}
+    command = [sys.executable, "-c", LIST_GPUS]
+    assert subprocess.check_output(command, cwd=project, env=variables) == b"['0', '1']\n"
+
+
 def test_workers_of_parameter_servers_use_one_gpu_each(server_project):
     flags = ("--ps", 1, "--workers", 2)
     lines = run_launcher(server_project, PRINT_GPUS, *flags, variables=gpus_of("0,1,2,3"))

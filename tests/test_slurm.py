@@ -148,7 +148,7 @@ WRONG_TASKS = {
     ),
     "nodes of unequal tasks": (
         {"SLURM_NTASKS_PER_NODE": "2", "SLURM_NTASKS": "3"},
-        "--ntasks 3 is not nodes x --ntasks-per-node, 4; leave it out",
+        "--ntasks 3 is not nodes x --ntasks-per-node, 4; leave it out, and give --nodes one number",
     ),
 }
 

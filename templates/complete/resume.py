@@ -37,7 +37,8 @@ def find_run():
         checkpoint = run_on_chief(find_checkpoint, config.export)
     else:
         print_status(f"waiting for checkpoints of {config.run_dir}")
-        checkpoint = wait_for_checkpoint(run_path())  # an evaluator may start before the run
+        # An evaluator may start before the run. The content is read later.
+        checkpoint = wait_for_checkpoint(run_path())["path"]
     # With other data, the test split could have examples that the model was trained on. The run's
     # seed replaces --seed, so that hooks draw the constants of the trained model.
     config.seed = run_on_chief(check_settings, ["train_data"])["seed"]

@@ -18,7 +18,8 @@ def start_grace_period(*received):
 def request_stop(*_):
     """Have the chief save and stop after the steps under way. A later signal ends it at once.
 
-    A signal to all processes of a group arrives twice, since `uv run` passes it on.
+    A signal to all processes of a group arrives twice, since `uv run` or the shell of a Slurm task
+    passes it on.
     """
     now = time.monotonic()
     signals.append(now)

@@ -26,14 +26,15 @@ EARLY_POLICY = keras.config.dtype_policy().name  # as train.py leaves it when it
 
 
 def check_model():
-    if EARLY_POLICY != "float32":
-        yield (
-            f"train.py sets the dtype policy {EARLY_POLICY} outside of its functions, and "
-            "`reset_keras` sets it back; set it in this hook"
-        )
     set_globals(batch_size=4)
     with record_constant_calls() as called:
         created = train.create_model_and_optimizer(create_mirrored_strategy())
+    policy = keras.config.dtype_policy().name
+    if EARLY_POLICY not in ("float32", policy):
+        yield (
+            f"train.py sets the dtype policy {EARLY_POLICY} outside of its functions, but "
+            f"`reset_keras` replaces it by {policy}; set it in this hook"
+        )
     if not are_models_and_optimizers(created):
         yield (
             "doesn't return a model and an optimizer, or a tuple of each, equally long, with None "
@@ -101,7 +102,8 @@ def check_tracking(models):
 
 
 def check_stateful_layers(models):
-    names = [layer.name for layer in find_layers(models) if getattr(layer, "stateful", False)]
+    layers = [layer for layer in find_layers(models) if isinstance(layer, keras.layers.RNN)]
+    names = [layer.name for layer in layers if layer.stateful]
     if names:
         yield (
             f"{list_first(names)} is stateful, and Keras doesn't list its states among the "
@@ -116,7 +118,7 @@ def record_constant_calls():
     call = keras.Layer.__call__
 
     def call_and_record(layer, *args, **kwargs):
-        inputs = tf.nest.flatten((args, kwargs))
+        inputs = keras.tree.flatten((args, kwargs))
         if not any(isinstance(part, keras.KerasTensor) for part in inputs):
             called.append(layer)
         return call(layer, *args, **kwargs)
@@ -133,10 +135,11 @@ def check_constant_calls(called, models):
         weights = layer.trainable_variables
         paths += [weight.path for weight in weights if id(weight) not in known]
     if paths:
+        names = list_first(sorted(set(paths)))
         yield Hint(
-            f"no model contains {list_first(sorted(set(paths)))}, so they are neither trained nor "
-            "saved; if their layer was called on a constant, such as keras.ops.arange(n), call it "
-            "in the `call` of a layer of your own"
+            f"neither trained nor saved, since no model contains it: {names}; if its layer was "
+            "called on a constant, such as keras.ops.arange(n), call it in the `call` of a layer "
+            "of your own; if it belongs to a frozen network, set trainable=False there"
         )
 
 

@@ -143,7 +143,8 @@ ADVICE = {
         "this runs in a graph, so use TensorFlow operations, or Python code in tf.numpy_function"
     ),
     "[Cc]annot reshape|Input to reshape": (
-        "for the batch size, write -1 or None in a shape: a part of a batch has fewer examples"
+        "if the shape contains the batch size, write -1 or None for it: the checks also use parts "
+        "of a batch"
     ),
     "out of scope|Symbolic.*[Rr]esource": (
         "create a lookup table once, in a function with @functools.cache, and there inside "

@@ -34,7 +34,7 @@ REPLICAS = ("--replicas", 2)
 # What to change if train.py ends with an error, by a pattern in its output.
 FAILURE_ADVICE = {
     "after being initialized|Collective ops must be configured": TOO_EARLY,
-    "merge_call": (
+    "`merge_call` called while|sums over replicas, which": (
         "Replicas can't sum in a loop, a branch or a tf.function, and a BatchNormalization sums; "
         "call it elsewhere, such as outside the cell of an RNN, or use LayerNormalization"
     ),

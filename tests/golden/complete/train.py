@@ -290,8 +290,8 @@ def create_model_and_optimizer(strategy):
     `create_serving_function`. To train several networks with one optimizer, make them one
     keras.Model. Create all layers and variables inside `strategy.scope()`, which places them on the
     devices. Create initializers here, too: --seed has no effect on those that exist before. Set a
-    dtype policy here: before this call, keras.config gets its defaults again. No checkpoint has the
-    state of a recurrent layer with stateful=True. For model.keras, your own classes need
+    dtype policy here, too: one that is set before is replaced. No checkpoint has the state of a
+    recurrent layer with stateful=True. For model.keras, your own classes need
     @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables. A
     loaded layer draws its random constants again, unless add_weight(trainable=False) holds them.
     """
@@ -1876,7 +1876,8 @@ def find_run():
         checkpoint = run_on_chief(find_checkpoint, config.export)
     else:
         print_status(f"waiting for checkpoints of {config.run_dir}")
-        checkpoint = wait_for_checkpoint(run_path())  # an evaluator may start before the run
+        # An evaluator may start before the run. The content is read later.
+        checkpoint = wait_for_checkpoint(run_path())["path"]
     # With other data, the test split could have examples that the model was trained on. The run's
     # seed replaces --seed, so that hooks draw the constants of the trained model.
     config.seed = run_on_chief(check_settings, ["train_data"])["seed"]
@@ -2369,8 +2370,9 @@ def explain_error(error):
         )
     if "`merge_call` called while" in text:
         return WrongInput(
-            "--jit-compile, --accumulation-steps: a hook sums over replicas, which TensorFlow "
-            "can't do in a compiled function or a loop; leave out the flag or the sum"
+            "a hook, or a layer such as BatchNormalization, sums over replicas, which TensorFlow can't "
+            "do in a compiled function or a loop; leave out --jit-compile and --accumulation-steps, or "
+            "the sum"
         )
     lost_workers = find_lost_workers(error)
     if lost_workers:

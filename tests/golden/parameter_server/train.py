@@ -217,8 +217,8 @@ def create_model_and_optimizer(strategy):
     `create_serving_function`. To train several networks with one optimizer, make them one
     keras.Model. Create all layers and variables inside `strategy.scope()`, which places them on the
     devices. Create initializers here, too: --seed has no effect on those that exist before. Set a
-    dtype policy here: before this call, keras.config gets its defaults again. No checkpoint has the
-    state of a recurrent layer with stateful=True. For model.keras, your own classes need
+    dtype policy here, too: one that is set before is replaced. No checkpoint has the state of a
+    recurrent layer with stateful=True. For model.keras, your own classes need
     @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables. A
     loaded layer draws its random constants again, unless add_weight(trainable=False) holds them.
     """
@@ -675,7 +675,8 @@ def start_grace_period(*received):
 def request_stop(*_):
     """Have the chief save and stop after the steps under way. A later signal ends it at once.
 
-    A signal to all processes of a group arrives twice, since `uv run` passes it on.
+    A signal to all processes of a group arrives twice, since `uv run` or the shell of a Slurm task
+    passes it on.
     """
     now = time.monotonic()
     signals.append(now)
