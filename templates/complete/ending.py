@@ -16,9 +16,9 @@ def explain_error(error):
         )
     if "`merge_call` called while" in text:
         return WrongInput(
-            "a hook, or a layer such as BatchNormalization, sums over replicas, which TensorFlow can't "
-            "do in a compiled function or a loop; leave out --jit-compile and --accumulation-steps, or "
-            "the sum"
+            "a hook, or a layer such as BatchNormalization, sums over replicas, which TensorFlow "
+            "can't do in a compiled function or a loop; leave out --jit-compile and "
+            "--accumulation-steps, or the sum"
         )
     lost_workers = find_lost_workers(error)
     if lost_workers:
