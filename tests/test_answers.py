@@ -20,6 +20,7 @@ from running import (
     train,
 )
 from variants import (
+    MASK,
     SMALL_IMAGES,
     apply_blocks,
     replace_image_model,
@@ -116,21 +117,15 @@ def create_datasets(original):
     assert loss != f"{before['loss']:.4f}"
 
 
-# Each start draws the mask again.
-RANDOM_MASK = """
-class Mask(keras.layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.mask = np.random.uniform(size=10).astype("float32")
-
-    def call(self, inputs):
-        return self.mask * inputs
-
-
+MASKED = (
+    MASK
+    + """
 def adapt(train):
     return {"units": 10}
-""" + replace_image_model(
-    "keras.layers.Flatten()", 'keras.layers.Dense(adapted["units"])', "Mask()"
+"""
+    + replace_image_model(
+        "keras.layers.Flatten()", 'keras.layers.Dense(adapted["units"])', "Mask()"
+    )
 )
 
 PREDICTS = """
@@ -143,7 +138,7 @@ print("equal")
 
 
 def test_checkpoint_is_loaded(small, tmp_path):
-    script = write_variant(small, tmp_path, RANDOM_MASK)
+    script = write_variant(small, tmp_path, MASKED)
     train(script, *TINY, "--seed", "5")
     code = find_block("adapted.update(") + PREDICTS
     assert run_with_tensorflow(code, tmp_path) == "equal\n"

@@ -29,6 +29,7 @@ from running import (
     wait_until,
 )
 from variants import (
+    MASK,
     SMALL_IMAGES,
     kill_after_log,
     replace_image_model,
@@ -72,16 +73,9 @@ def assert_evaluation_repeats_the_test(run_dir, expected, *flags):
     assert find_result(output) == find_result(expected_output)
 
 
-# Each start creates the mask again.
-RANDOM_MASK = """
-class Mask(keras.layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.mask = np.random.uniform(size=10).astype("float32")
-
-    def call(self, inputs):
-        return self.mask * inputs
-""" + replace_image_model("keras.layers.Flatten()", "keras.layers.Dense(10)", "Mask()")
+RANDOM_MASK = MASK + replace_image_model(
+    "keras.layers.Flatten()", "keras.layers.Dense(10)", "Mask()"
+)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,18 @@ def split_block(block):
         yield getattr(node, "name", None), code.strip("\n") + "\n"
 
 
+# Each start draws the mask again.
+MASK = """
+class Mask(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.mask = np.random.uniform(size=10).astype("float32")
+
+    def call(self, inputs):
+        return self.mask * inputs
+"""
+
+
 def apply_blocks(text, blocks):
     """Return a script's text after an edit, and the names of the definitions that it replaces.
 

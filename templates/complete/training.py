@@ -149,7 +149,7 @@ def evaluate_continuously(validation_set):
 def wait_for_checkpoint(trained_dir):
     """Return the newest checkpoint of a run as soon as it is later than `state.step`.
 
-    Raise RunFinished if the run has none and is finished, or after --timeout.
+    Raise RunFinished if the run is finished and has no later one, or after --timeout.
     """
     waiting_since = time.monotonic()
     while True:

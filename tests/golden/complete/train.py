@@ -288,12 +288,16 @@ def create_model_and_optimizer(strategy):
     A model that is not trained, such as a teacher, has None as its optimizer. Checkpoints contain
     all models of a tuple. These share no layers: to export a part of a model, edit
     `create_serving_function`. To train several networks with one optimizer, make them one
-    keras.Model. Create all layers and variables inside `strategy.scope()`, which places them on the
-    devices. Create initializers here, too: --seed has no effect on those that exist before. Set a
-    dtype policy here, too: one that is set before is replaced. No checkpoint has the state of a
-    recurrent layer with stateful=True. For model.keras, your own classes need
-    @keras.saving.register_keras_serializable(), a get_config, and a build that creates variables. A
-    loaded layer draws its random constants again, unless add_weight(trainable=False) holds them.
+    keras.Model.
+
+    Create all layers and variables inside `strategy.scope()`, which places them on the devices.
+    Create initializers here, too: --seed has no effect on those that exist before. Also set a dtype
+    policy here: a policy that train.py sets earlier is replaced. Checkpoints lack the state of a
+    recurrent layer with stateful=True.
+
+    For model.keras, your own classes need @keras.saving.register_keras_serializable(), a
+    get_config, and a build that creates variables. A loaded layer draws its random constants again,
+    unless add_weight(trainable=False) holds them.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -2324,7 +2328,7 @@ def evaluate_continuously(validation_set):
 def wait_for_checkpoint(trained_dir):
     """Return the newest checkpoint of a run as soon as it is later than `state.step`.
 
-    Raise RunFinished if the run has none and is finished, or after --timeout.
+    Raise RunFinished if the run is finished and has no later one, or after --timeout.
     """
     waiting_since = time.monotonic()
     while True:
