@@ -1,9 +1,9 @@
 def read_tf_config():
     # {% if cookiecutter.__size == "complete" %}
-    """Return the addresses of all workers, the chief's first. Set `workers` and `worker_index`.
+    """Return the addresses of all workers, the chief's first, or [] without a cluster.
 
-    An evaluator is no worker: set its mode to continuous_evaluate. Raise WrongInput for a wrong
-    TF_CONFIG.
+    Set `config.workers` and `config.worker_index`. An evaluator is no worker: set its mode to
+    continuous_evaluate. Raise WrongInput for a wrong TF_CONFIG.
     """
     # {% else %}
     """Set the number of workers and this worker's index. Raise WrongInput for a wrong TF_CONFIG."""
@@ -11,7 +11,7 @@ def read_tf_config():
     if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
         # {% if cookiecutter.__size == "complete" %}
-        return ["localhost"]
+        return []
         # {% else %}
         return
         # {% endif %}
@@ -20,7 +20,7 @@ def read_tf_config():
         # {% if cookiecutter.__size == "complete" %}
         if resolver.task_type == "evaluator":  # a process beside the cluster
             config.mode = "continuous_evaluate"
-            return ["localhost"]
+            return []
         # {% endif %}
         cluster = resolver.cluster_spec()
         own_address = cluster.task_address(resolver.task_type, resolver.task_id)

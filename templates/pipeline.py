@@ -1,3 +1,8 @@
+# With autotuning, the end of an iterator may wait as long as it has run, for a sleeping thread.
+INPUT_OPTIONS = tf.data.Options()
+INPUT_OPTIONS.autotune.enabled = False
+
+
 def create_input(examples, size, training=False, first_step=0):
     """Return an endless iterator of batches of one shape, and the steps of an epoch.
 
@@ -29,8 +34,6 @@ def create_input(examples, size, training=False, first_step=0):
             lambda epoch: tf.split(list_places(epoch), workers, axis=1)[context.input_pipeline_id]
         )
         places = places.unbatch().skip(first_step % steps).unbatch()  # an element is [batch, 3]
-        options = tf.data.Options()
-        options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
         # Each parallel call holds a batch, so many cores would need much memory. `repeat` declares
         # the dataset infinite. Else workers would send messages at each step to agree on its end.
         # {% if cookiecutter.__size == "complete" %}
@@ -42,7 +45,9 @@ def create_input(examples, size, training=False, first_step=0):
             functools.partial(create_batch, examples, size, training), min(16, os.cpu_count())
         ).repeat()
         # {% endif %}
-        return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(options)
+        return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(
+            INPUT_OPTIONS
+        )
 
     if config.device_kind == "CPU":  # see next_batch
         batches = create_dataset(

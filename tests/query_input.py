@@ -397,6 +397,23 @@ def measure_loading_peak(path, size):
     return peak / (size * 24)
 
 
+def record_autotuning(path):
+    """Return, for each iterator that loading and testing create, whether tf.data tunes it."""
+    script = begin(path)
+    create_iterator = tf.data.Dataset.__iter__
+    tuned = []
+
+    def record(dataset):
+        options = dataset.options()
+        tuned.append(options.autotune.enabled)
+        return create_iterator(dataset)
+
+    tf.data.Dataset.__iter__ = record
+    datasets = script.load_datasets()
+    script.create_input(*datasets["test"])
+    return tuned
+
+
 def create_small_examples(size):
     """Return examples of five float32 and one int32. Their source needs no memory."""
     hundreds = tf.data.Dataset.range(size // 100)

@@ -70,12 +70,12 @@ REPLICAS = {
         "numerics.py::test_gradients_of_an_embedding_are_summed[--replicas 2]",
     ),
     "a gradient is clipped by the norm of the global batch": Break(
-        "    gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)\n",
+        '    gradients = context.all_reduce("SUM", gradients)\n',
         "",
         "numerics.py::test_clipping_equals_numpy[4]",
     ),
     "an overflow on one replica is seen by all": Break(
-        "tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, norm))",
+        'tf.math.is_finite(context.all_reduce("SUM", norm))',
         "tf.math.is_finite(norm)",
         "numerics.py::test_overflow_on_one_replica_is_seen_by_all",
     ),

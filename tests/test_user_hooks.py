@@ -713,8 +713,9 @@ def create_datasets():
 """
 AS_TENSORS = UNEQUAL.replace("CONVERT", "lambda row: tf.identity(row)")
 AS_ROWS = UNEQUAL.replace("CONVERT", "lambda row: tf.RaggedTensor.from_tensor(row[None])")
-# The script loads 512 examples at a time.
-IN_SECOND_PIECE = AS_TENSORS.replace("[[1.0, 2.0], [3.0]] * 64", "[[1.0, 2.0]] * 512 + [[3.0]]")
+IN_SECOND_PIECE = AS_TENSORS.replace("[[1.0, 2.0], [3.0]] * 64", "[[1.0, 2.0]] * PIECE + [[3.0]]")
+# The script loads so many of these examples at a time; see `load_into_memory`.
+PIECES = {"essential": 512, "complete": 512 + 515 // 256}
 
 
 @pytest.mark.parametrize(
@@ -724,6 +725,7 @@ IN_SECOND_PIECE = AS_TENSORS.replace("[[1.0, 2.0], [3.0]] * 64", "[[1.0, 2.0]] *
 )
 @pytest.mark.parametrize("size", ["essential", pytest.param("complete", marks=LONG)])
 def test_examples_of_different_shapes_are_rejected(size, code, scripts, tmp_path):
+    code = code.replace("PIECE", f"{PIECES[size]}")
     outcome = run_script(write_variant(scripts[size], tmp_path, code))
     reason = "the examples of train can't be stacked; if their shapes differ, pad them, or return"
     assert_fails(outcome, 2, f"create_datasets: {reason} places")
@@ -737,6 +739,20 @@ def create_datasets():
 """
     outcome = run_script(write_variant(essential_script, tmp_path, code))
     assert_fails(outcome, 2, "no zero")
+
+
+WRONG_SIZE = """
+def create_datasets():
+    split = tf.data.Dataset.range(64)
+    split = split.apply(tf.data.experimental.assert_cardinality(65))
+    return split, split, split
+"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_wrong_number_of_examples_is_named(size, scripts, tmp_path):
+    outcome = run_script(write_variant(scripts[size], tmp_path, WRONG_SIZE))
+    assert_fails(outcome, 2, "expected to contain 65 elements but contained only 64")
 
 
 RAISES = """

@@ -92,7 +92,7 @@ def write_checkpoint(kind, content, max_to_keep):
     # TensorFlow's list of checkpoints, for tf.train.latest_checkpoint. There is no other function
     # for it. The folder "/" leaves the paths relative, so that a run can be moved.
     listed = tf.compat.v1.train.generate_checkpoint_state_proto("/", paths[-1], paths)
-    write_file(f"checkpoints/{kind}/checkpoint", str(listed))
+    write_file(f"checkpoints/{kind}/checkpoint", f"{listed}")
     for path in folder.glob("ckpt-[0-9]*"):
         if path.is_dir():
             shutil.rmtree(path)

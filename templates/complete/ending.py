@@ -44,7 +44,7 @@ def find_lost_workers(error):
         return ""
     tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", f"{error}"))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    tasks.discard((own.task_type, str(own.task_id)))
+    tasks.discard((own.task_type, f"{own.task_id}"))
     return " and ".join(f"{job} {index}" for job, index in sorted(tasks)) or "another worker"
 
 

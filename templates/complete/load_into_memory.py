@@ -11,17 +11,18 @@ def load_into_memory(dataset, split):
             f"create_datasets: {split} has cardinality {size}, not 1 to 2e9; if infinite (-1), "
             "remove `repeat`; if unknown (-2), use assert_cardinality"
         )
+    piece_size = 512 + size // 256  # few pieces: each takes time
     stacks = None
     try:
         with tf.device("CPU:0"):
-            # Small pieces are slow.
-            for start, piece in zip(range(0, size, 512), dataset.batch(512), strict=True):
+            pieces = dataset.batch(piece_size).with_options(INPUT_OPTIONS)
+            for start, piece in zip(range(0, size, piece_size), pieces, strict=True):
                 if stacks is None:
                     stacks = tf.nest.map_structure(
                         lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
                     )
                 tf.nest.map_structure(functools.partial(copy_rows, start), stacks, piece)
-    except (ValueError, tf.errors.InvalidArgumentError) as error:
+    except (ValueError, tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
         raise WrongInput(

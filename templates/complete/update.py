@@ -54,7 +54,7 @@ def clip_gradients(optimizer, gradients):
     summed first. The optimizer sums them again, so they are divided by the number of replicas.
     """
     context = tf.distribute.get_replica_context()
-    gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+    gradients = context.all_reduce("SUM", gradients)
     scale = optimizer.scale_loss(1.0)  # 1, except with mixed_float16
     norm = tf.linalg.global_norm(gradients)
     # With float16, an update whose gradients overflow is left out. Otherwise `train_epochs` finds
@@ -69,7 +69,7 @@ def share_overflow(gradients):
     """Return the gradients, or NaN on all replicas if one has an overflow, to skip the update."""
     context = tf.distribute.get_replica_context()
     norm = tf.linalg.global_norm(gradients)  # not finite if one of the gradients isn't
-    is_finite = tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, norm))
+    is_finite = tf.math.is_finite(context.all_reduce("SUM", norm))
     return [tf.where(is_finite, gradient, math.nan) for gradient in gradients]
 
 

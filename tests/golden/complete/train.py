@@ -738,19 +738,19 @@ def end_process(error):
 
 
 def read_tf_config():
-    """Return the addresses of all workers, the chief's first. Set `workers` and `worker_index`.
+    """Return the addresses of all workers, the chief's first, or [] without a cluster.
 
-    An evaluator is no worker: set its mode to continuous_evaluate. Raise WrongInput for a wrong
-    TF_CONFIG.
+    Set `config.workers` and `config.worker_index`. An evaluator is no worker: set its mode to
+    continuous_evaluate. Raise WrongInput for a wrong TF_CONFIG.
     """
     if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
-        return ["localhost"]
+        return []
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
         if resolver.task_type == "evaluator":  # a process beside the cluster
             config.mode = "continuous_evaluate"
-            return ["localhost"]
+            return []
         cluster = resolver.cluster_spec()
         own_address = cluster.task_address(resolver.task_type, resolver.task_id)
         jobs = cluster.as_dict()
@@ -1066,17 +1066,18 @@ def load_into_memory(dataset, split):
             f"create_datasets: {split} has cardinality {size}, not 1 to 2e9; if infinite (-1), "
             "remove `repeat`; if unknown (-2), use assert_cardinality"
         )
+    piece_size = 512 + size // 256  # few pieces: each takes time
     stacks = None
     try:
         with tf.device("CPU:0"):
-            # Small pieces are slow.
-            for start, piece in zip(range(0, size, 512), dataset.batch(512), strict=True):
+            pieces = dataset.batch(piece_size).with_options(INPUT_OPTIONS)
+            for start, piece in zip(range(0, size, piece_size), pieces, strict=True):
                 if stacks is None:
                     stacks = tf.nest.map_structure(
                         lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
                     )
                 tf.nest.map_structure(functools.partial(copy_rows, start), stacks, piece)
-    except (ValueError, tf.errors.InvalidArgumentError) as error:
+    except (ValueError, tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
         raise WrongInput(
@@ -1111,6 +1112,11 @@ def shuffle(size, epoch):
     return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
 
 
+# With autotuning, the end of an iterator may wait as long as it has run, for a sleeping thread.
+INPUT_OPTIONS = tf.data.Options()
+INPUT_OPTIONS.autotune.enabled = False
+
+
 def create_input(examples, size, training=False, first_step=0):
     """Return an endless iterator of batches of one shape, and the steps of an epoch.
 
@@ -1142,14 +1148,14 @@ def create_input(examples, size, training=False, first_step=0):
             lambda epoch: tf.split(list_places(epoch), workers, axis=1)[context.input_pipeline_id]
         )
         places = places.unbatch().skip(first_step % steps).unbatch()  # an element is [batch, 3]
-        options = tf.data.Options()
-        options.autotune.enabled = False  # the end of the run would wait for its sleeping thread
         # Each parallel call holds a batch, so many cores would need much memory. `repeat` declares
         # the dataset infinite. Else workers would send messages at each step to agree on its end.
         batches = places.map(
             functools.partial(create_batch, examples, size, training), min(16, count_cores())
         ).repeat()
-        return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(options)
+        return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(
+            INPUT_OPTIONS
+        )
 
     if config.device_kind == "CPU":  # see next_batch
         batches = create_dataset(
@@ -1337,7 +1343,7 @@ def clip_gradients(optimizer, gradients):
     summed first. The optimizer sums them again, so they are divided by the number of replicas.
     """
     context = tf.distribute.get_replica_context()
-    gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+    gradients = context.all_reduce("SUM", gradients)
     scale = optimizer.scale_loss(1.0)  # 1, except with mixed_float16
     norm = tf.linalg.global_norm(gradients)
     # With float16, an update whose gradients overflow is left out. Otherwise `train_epochs` finds
@@ -1352,7 +1358,7 @@ def share_overflow(gradients):
     """Return the gradients, or NaN on all replicas if one has an overflow, to skip the update."""
     context = tf.distribute.get_replica_context()
     norm = tf.linalg.global_norm(gradients)  # not finite if one of the gradients isn't
-    is_finite = tf.math.is_finite(context.all_reduce(tf.distribute.ReduceOp.SUM, norm))
+    is_finite = tf.math.is_finite(context.all_reduce("SUM", norm))
     return [tf.where(is_finite, gradient, math.nan) for gradient in gradients]
 
 
@@ -1478,7 +1484,7 @@ def write_checkpoint(kind, content, max_to_keep):
     # TensorFlow's list of checkpoints, for tf.train.latest_checkpoint. There is no other function
     # for it. The folder "/" leaves the paths relative, so that a run can be moved.
     listed = tf.compat.v1.train.generate_checkpoint_state_proto("/", paths[-1], paths)
-    write_file(f"checkpoints/{kind}/checkpoint", str(listed))
+    write_file(f"checkpoints/{kind}/checkpoint", f"{listed}")
     for path in folder.glob("ckpt-[0-9]*"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -2402,7 +2408,7 @@ def find_lost_workers(error):
         return ""
     tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", f"{error}"))
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    tasks.discard((own.task_type, str(own.task_id)))
+    tasks.discard((own.task_type, f"{own.task_id}"))
     return " and ".join(f"{job} {index}" for job, index in sorted(tasks)) or "another worker"
 
 
