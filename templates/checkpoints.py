@@ -1,5 +1,4 @@
 checkpoints: dict = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
-END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
 def create_checkpoints():
@@ -76,7 +75,8 @@ def list_checkpoints(kind):
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
         for path in run_path(f"checkpoints/{kind}").glob("ckpt-*[0-9].index")
-        if path.read_bytes().endswith(END_OF_INDEX)
+        # The last bytes of an index file, an sstable, are its magic number.
+        if path.read_bytes().endswith(b"W\xfb\x80\x8b$uG\xdb")
     )
 
 

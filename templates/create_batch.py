@@ -21,7 +21,8 @@ def create_batch(examples, size, training, places):
     index = tf.minimum(places[:, 2], size - 1)  # the last example fills up the last batch
     # {% endif %}
     # {% if cookiecutter.__size == "parameter_server" %}
-    with tf.device("CPU:0"):  # of the worker. All examples would be copied to its GPU at each step.
+    # The worker's CPU. Otherwise, each step would copy all examples to its GPU.
+    with tf.device("CPU:0"):
         batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     # {% else %}
     batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)

@@ -24,7 +24,12 @@ class RunFinished(Exception):
 
 # {% endif %}
 class RunInterrupted(Exception):
+    # {% if cookiecutter.__size == "parameter_server" %}
+    """The run was interrupted, or the chief or a server failed: the same command resumes it."""
+
+    # {% else %}
     """The run was interrupted or a worker failed: the same command resumes it."""
 
+    # {% endif %}
     exit_code = 143
     label = "stopped"

@@ -4,5 +4,5 @@ def is_in_run_dir(error):
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
     # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
-    paths = f"{getattr(error, 'filename', None) or None}/", f"{run_path()}/"
+    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths

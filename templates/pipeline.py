@@ -1,4 +1,5 @@
-# With autotuning, the end of an iterator may wait as long as it has run, for a sleeping thread.
+# With autotuning, the deletion of an iterator waits for a thread that sleeps. That may take as long
+# as the iterator has existed.
 INPUT_OPTIONS = tf.data.Options()
 INPUT_OPTIONS.autotune.enabled = False
 

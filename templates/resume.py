@@ -81,7 +81,7 @@ def load_adapted(train_split, checkpoint):
     # {% if cookiecutter.__size == "essential" %}
     if config.worker_index == 0 and not checkpoint:
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
-        write_file("adapted.json", json.dumps(adapt(train)))
+        write_file("adapted.json", json.dumps({**adapt(train)}))
     sum_over_workers(0)  # wait until the chief has written the file
     # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
     # the worker creates it, too.
@@ -90,7 +90,8 @@ def load_adapted(train_split, checkpoint):
     # {% else %}
     if config.mode == "train" and not checkpoint:
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
-        write_file("adapted.json", json.dumps(adapt(train)))
+        write_file("adapted.json", json.dumps({**adapt(train)}))
+    check_shared_run_dir()
     # {% endif %}
     adapted.update(read_file("adapted.json"))
 
@@ -122,6 +123,3 @@ def initialize_run_dir():
         *run_path("checkpoints").glob(pattern),
     ):
         shutil.rmtree(leftover, ignore_errors=True)
-    # {% if cookiecutter.__size == "parameter_server" %}
-    check_shared_run_dir()
-    # {% endif %}

@@ -178,6 +178,7 @@ FILES_OF_ERRORS = {
     "run": (["run", "run/metrics.jsonl", "run/checkpoints/last/ckpt-1.index"], ["run2/x", "x", ""]),
     "runs/a/": (["runs", "runs/a/export.part"], ["runs/b", "/runs"]),
     "/data/run": (["/data", "/data/run/x"], ["/data/run.csv", "/data/images/1.png", "", "run"]),
+    "None": (["None", "None/x"], ["", "x"]),
     ".": ([], ["x.csv", "./x.csv", "", "/x"]),  # files of hooks can't be told from the run's
 }
 

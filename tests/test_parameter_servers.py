@@ -480,6 +480,16 @@ def test_evaluator_needs_no_best_checkpoint(server_script, tmp_path):
 
 
 @pytest.mark.long
+def test_evaluator_needs_no_cluster(server_script, tmp_path):
+    script = write_copies(server_script, [tmp_path])[0]
+    train(script, "--epochs", "1")
+    task = {"type": "evaluator", "index": 0}
+    outcome = run_script(script, env=environment(TF_CONFIG=json.dumps({"task": task})))
+    assert (outcome.code, outcome.errors) == (0, "")
+    assert "step 19  validation" in outcome.output
+
+
+@pytest.mark.long
 def test_task_that_starts_after_the_end_of_the_run_exits_with_0(cluster):
     tasks = cluster("FINISHED_SECONDS = 1\n")
     tasks.train("--epochs", "1")
@@ -601,24 +611,24 @@ def test_server_failures_are_recognized(error, expected, server_script):
 
 
 # The chief removes a checkpoint while the evaluator looks for a newer one than the first, and
-# another one before the evaluator restores it.
-REMOVED_TWICE = """
+# another one before the evaluator restores it. Once, there is none.
+REMOVED = """
 removed = []
 
 @wraps_original
 def find_checkpoint(original, kind):
-    if config.mode != "continuous_evaluate" or not state.step or len(removed) == 2:
+    if config.mode != "continuous_evaluate" or not state.step or len(removed) == 3:
         return original(kind)
     removed.append(kind)
     if len(removed) == 1:
         raise FileNotFoundError
-    return run_path("checkpoints/last/ckpt-1")
+    return run_path("checkpoints/last/ckpt-1") if len(removed) == 2 else None
 """
 
 
 @pytest.mark.long
 def test_digits_are_learned_and_an_evaluator_follows(cluster):
-    tasks = cluster(REMOVED_TWICE, tasks=(*TASKS, ("evaluator", 0)))
+    tasks = cluster(REMOVED, tasks=(*TASKS, ("evaluator", 0)))
     outcomes = tasks.start().finish()
     assert_codes(outcomes, 0)
     test_line = read_metrics(tasks.run_dir)[-1]
@@ -889,6 +899,16 @@ def test_port_of_the_chief_in_use_is_reported(cluster):
         outcome = tasks.start(tasks=[("chief", 0)]).finish(("chief", 0))
     assert outcome["chief", 0].code == 143
     assert_one_line(outcome["chief", 0].errors, "the chief's port is in use")
+
+
+@pytest.mark.long
+def test_server_with_another_run_directory_is_no_corrupt_checkpoint(cluster):
+    tasks = cluster()
+    train(tasks.scripts["chief", 0], "--epochs", "1")
+    tasks.start("--epochs", "2", "--run-dir", "run")  # each task in a folder of its own
+    outcome = tasks.finish(("chief", 0))["chief", 0]
+    assert outcome.code == 2
+    assert_one_line(outcome.errors, "--run-dir run is not shared by ps 0")
 
 
 PAUSE_BEFORE_RESTORING = """

@@ -705,6 +705,13 @@ def test_model_without_weights_is_named(size, scripts, tmp_path):
     assert_fails(run_script(script), 2, "no weights to train; add a keras.Input")
 
 
+@pytest.mark.long
+def test_model_without_weights_is_named_with_initial_weights(complete_script, train_once, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, UNBUILT)
+    outcome = run_script(script, "--init-checkpoint", train_once("--epochs", "2"))
+    assert_fails(outcome, 2, "no weights to train; add a keras.Input")
+
+
 UNEQUAL = """
 def create_datasets():
     rows = tf.ragged.constant([[1.0, 2.0], [3.0]] * 64)
@@ -777,6 +784,18 @@ def test_exception_of_a_generator_keeps_its_traceback(size, scripts, tmp_path):
 # --------------------------------------------------------------------------------------------------
 # adapt
 # --------------------------------------------------------------------------------------------------
+
+NO_RESULT = """
+def adapt(train):
+    pass
+"""
+
+
+def test_adapt_without_a_result_is_named(essential_script, tmp_path):
+    outcome = run_script(write_variant(essential_script, tmp_path, NO_RESULT))
+    assert outcome.code == 1
+    assert "{**adapt(train)}" in outcome.errors
+
 
 COUNTS_CALLS = """
 def adapt(train):

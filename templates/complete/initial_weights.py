@@ -41,7 +41,7 @@ def load_initial_weights(path):
         _, value = pairs.pop(keys.index(key))  # two layers may have one name
         weight.assign(value)
         loaded += 1
-    if not loaded:
+    if weights and not loaded:
         raise WrongInput(
             f"--init-checkpoint {path} has no weight with the name and shape of one in the model, "
             f"such as {weights[0].path}; use another file"

@@ -1,7 +1,7 @@
 def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
-    With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
+    With all examples in memory, the order of an epoch is computed, and not drawn from a buffer. So
     a run resumes at any step at once. They are variables: each iterator would copy tensors. To hold
     them only once, they are copied in pieces.
     """

@@ -91,7 +91,11 @@ def check_end(last_line, before):
     if is_same_end and run_path("export/saved_model.pb").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
+            # {% if cookiecutter.task == "text_classification" %}
             "more --epochs would continue it, unless its schedule or warm-up depends on them"
+            # {% else %}
+            "more --epochs would continue it, unless its schedule depends on them"
+            # {% endif %}
         )
 
 

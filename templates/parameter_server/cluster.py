@@ -1,7 +1,7 @@
 START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
 FINISHED_SECONDS = 60  # the same in the directory of a finished run
 POLL_SECONDS = 0.3
-# Two calls of the coordinator would race for the error that they raise.
+# The coordinator clears an error when it raises it, so a second call would raise None.
 coordinator_lock = threading.Lock()
 
 
@@ -20,9 +20,9 @@ def read_tf_config():
         index = resolver.task_id
         cluster = spec.as_dict()
         cluster.pop("evaluator", None)
-        check_cluster(cluster)
         if job == "evaluator":
             return {}, job, index
+        check_cluster(cluster)
         spec.task_address(job, index)
     except Exception as error:
         # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
@@ -76,7 +76,9 @@ def serve(cluster, job, index):
     print_status(f"{job} {index} serves at {address}")
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
-        raise RunInterrupted(f"no chief at {chief}; start all tasks again")
+        raise RunInterrupted(
+            f"no chief at {chief}, or it has another --run-dir; start all tasks again"
+        )
     finished_file.unlink(missing_ok=True)
     del server  # it serves while it is referenced
     raise RunFinished(f"{job} {index}")
@@ -149,7 +151,7 @@ def dismiss(job, index):
 
 
 def is_server_failure(error):
-    """Return a match if the chief's error means that a server failed, or its own port is in use."""
+    """Return a match if the error means that a server failed, or the chief's port is in use."""
     # The coordinator's ClosureInputError, and the WrongInput of `restore`, wrap another error.
     error = getattr(error, "original_exception", error.__cause__ or error)
     # `repr` begins with the type. A server that has restarted within a moment is an unknown device.

@@ -11,7 +11,7 @@ def get_count(variable):
 def redirect_updates(metric):
     """Make the updates of a metric add to `metric_counts` instead of its variables.
 
-    If two workers added to a variable at the same time, one of the sums would be lost, and a step
+    If two workers added to a variable at the same time, one of the sums would be lost. A step
     that is repeated after a worker failure would be counted twice.
     """
     update_state = metric.update_state

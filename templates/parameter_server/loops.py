@@ -34,7 +34,9 @@ def wait_for_any(pending):
     """
     ended, pending = concurrent.futures.wait(pending, GRACE_SECONDS, "FIRST_COMPLETED")
     if signals and not ended and time.monotonic() > signals[0] + GRACE_SECONDS:
-        raise RunInterrupted("no worker has finished its steps, so nothing is saved")
+        raise RunInterrupted(
+            "no worker has finished its steps; the same command resumes from the last checkpoint"
+        )
     for future in ended:
         future.result()
     return pending

@@ -23,9 +23,7 @@ def create_input(examples, size, training=False, first_step=0):
         position = tf.range(steps * config.global_batch_size)
         index = shuffle(size, epoch)[: len(position)] if training else position
         # In evaluation the epoch is 0: each validation draws the same random numbers.
-        places = tf.stack(
-            [tf.fill(position.shape, epoch if training else 0), position, index], axis=1
-        )
+        places = tf.stack([tf.fill(position.shape, epoch), position, index], axis=1)
         return tf.reshape(places, [steps, -1, 3])
 
     def list_arguments(step, count):

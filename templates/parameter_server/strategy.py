@@ -36,7 +36,7 @@ def report_lost_worker(record):
     """Replace TensorFlow's report of a lost worker, which has many lines, and drop other logs."""
     if str(record.msg).startswith("Worker %s failed"):
         index = record.args[0].rpartition(":")[2]  # /job:worker/replica:0/task:1
-        print_status(f"worker {index} failed; other workers repeat its steps")
+        print_status(f"worker {index} failed; the next free worker repeats its steps")
     return False
 
 
@@ -51,7 +51,7 @@ def check_shared_run_dir():
     """Raise WrongInput if a server, which writes a part of each checkpoint, has another folder."""
     for server in range(config.servers):
         with tf.device(f"/job:ps/task:{server}/device:CPU:0"):
-            found = tf.io.matching_files(str(run_path("config.json")))
+            found = tf.io.matching_files(str(run_path("adapted.json")))
         if len(found) == 0:
             raise WrongInput(
                 f"--run-dir {config.run_dir} is not shared by ps {server}; use a shared folder"

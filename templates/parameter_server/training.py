@@ -15,7 +15,7 @@ def evaluate_continuously(validation_set):
         is_finished = is_run_finished()
         with contextlib.suppress(FileNotFoundError):  # the chief has removed a checkpoint meanwhile
             path = find_checkpoint("last")
-            if path.name != f"ckpt-{state.step}":
+            if path and path.name != f"ckpt-{state.step}":
                 restore_run(path)
                 validated = validate(*validation_set)
                 print_status(f"step {state.step}  validation {format_metrics(validated)}")

@@ -273,7 +273,11 @@ def build_optimizers():
 def check_updates_of_models():
     """Check the gradients that optimizers get, that all run, and that checkpoints have all changes.
 
+    # {% if cookiecutter.distribution == "parameter_server" %}
     In the gradients, no index may occur twice.
+    # {% else %}
+    No gradient may be a tf.IndexedSlices: in the sum over replicas, an index may occur twice.
+    # {% endif %}
     """
     batch = create_training_state()
     paths = []
@@ -352,23 +356,24 @@ def record_slices(optimizer, paths):
     def record_and_apply(grads, trainable_variables=None):
         grads = list(grads)
         for variable, gradient in zip(trainable_variables or [], grads, strict=False):
-            if isinstance(gradient, tf.IndexedSlices) and may_repeat(gradient.indices):
+            # {% if cookiecutter.distribution == "parameter_server" %}
+            is_wrong = isinstance(gradient, tf.IndexedSlices) and has_duplicates(gradient.indices)
+            # {% else %}
+            is_wrong = isinstance(gradient, tf.IndexedSlices)
+            # {% endif %}
+            if is_wrong:
                 paths.append(variable.path)
         return apply(grads, trainable_variables)
 
     optimizer.apply = record_and_apply
 
 
-def may_repeat(indices):
-    # {% if cookiecutter.distribution == "parameter_server" %}
-    """Return whether an index occurs twice."""
+# {% if cookiecutter.distribution == "parameter_server" %}
+def has_duplicates(indices):
     return len(set(indices.numpy())) < len(indices)
-    # {% else %}
-    """Return whether an index may occur twice. In the sum over replicas it always may."""
-    return True
-    # {% endif %}
 
 
+# {% endif %}
 # ----------------------------------------------------------------------------------------------
 # create_serving_function
 # ----------------------------------------------------------------------------------------------

@@ -1056,7 +1056,7 @@ def load_datasets():
 def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
-    With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
+    With all examples in memory, the order of an epoch is computed, and not drawn from a buffer. So
     a run resumes at any step at once. They are variables: each iterator would copy tensors. To hold
     them only once, they are copied in pieces.
     """
@@ -1112,7 +1112,8 @@ def shuffle(size, epoch):
     return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
 
 
-# With autotuning, the end of an iterator may wait as long as it has run, for a sleeping thread.
+# With autotuning, the deletion of an iterator waits for a thread that sleeps. That may take as long
+# as the iterator has existed.
 INPUT_OPTIONS = tf.data.Options()
 INPUT_OPTIONS.autotune.enabled = False
 
@@ -1728,7 +1729,7 @@ def load_initial_weights(path):
         _, value = pairs.pop(keys.index(key))  # two layers may have one name
         weight.assign(value)
         loaded += 1
-    if not loaded:
+    if weights and not loaded:
         raise WrongInput(
             f"--init-checkpoint {path} has no weight with the name and shape of one in the model, "
             f"such as {weights[0].path}; use another file"
@@ -1935,7 +1936,7 @@ def check_end(last_line, before):
     if is_same_end and run_path("export/saved_model.pb").exists() and last_line["split"] == "test":
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
-            "more --epochs would continue it, unless its schedule or warm-up depends on them"
+            "more --epochs would continue it, unless its schedule depends on them"
         )
 
 
@@ -2431,7 +2432,7 @@ def is_in_run_dir(error):
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
     # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
-    paths = f"{getattr(error, 'filename', None) or None}/", f"{run_path()}/"
+    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths
 
 

@@ -429,7 +429,7 @@ def get_count(variable):
 def redirect_updates(metric):
     """Make the updates of a metric add to `metric_counts` instead of its variables.
 
-    If two workers added to a variable at the same time, one of the sums would be lost, and a step
+    If two workers added to a variable at the same time, one of the sums would be lost. A step
     that is repeated after a worker failure would be counted twice.
     """
     update_state = metric.update_state
@@ -527,7 +527,9 @@ def wait_for_any(pending):
     """
     ended, pending = concurrent.futures.wait(pending, GRACE_SECONDS, "FIRST_COMPLETED")
     if signals and not ended and time.monotonic() > signals[0] + GRACE_SECONDS:
-        raise RunInterrupted("no worker has finished its steps, so nothing is saved")
+        raise RunInterrupted(
+            "no worker has finished its steps; the same command resumes from the last checkpoint"
+        )
     for future in ended:
         future.result()
     return pending
@@ -613,7 +615,7 @@ class RunFinished(Exception):
 
 
 class RunInterrupted(Exception):
-    """The run was interrupted or a worker failed: the same command resumes it."""
+    """The run was interrupted, or the chief or a server failed: the same command resumes it."""
 
     exit_code = 143
     label = "stopped"
@@ -691,7 +693,7 @@ def request_stop(*_):
 START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
 FINISHED_SECONDS = 60  # the same in the directory of a finished run
 POLL_SECONDS = 0.3
-# Two calls of the coordinator would race for the error that they raise.
+# The coordinator clears an error when it raises it, so a second call would raise None.
 coordinator_lock = threading.Lock()
 
 
@@ -710,9 +712,9 @@ def read_tf_config():
         index = resolver.task_id
         cluster = spec.as_dict()
         cluster.pop("evaluator", None)
-        check_cluster(cluster)
         if job == "evaluator":
             return {}, job, index
+        check_cluster(cluster)
         spec.task_address(job, index)
     except Exception as error:
         # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
@@ -770,7 +772,9 @@ def serve(cluster, job, index):
     print_status(f"{job} {index} serves at {address}")
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
-        raise RunInterrupted(f"no chief at {chief}; start all tasks again")
+        raise RunInterrupted(
+            f"no chief at {chief}, or it has another --run-dir; start all tasks again"
+        )
     finished_file.unlink(missing_ok=True)
     del server  # it serves while it is referenced
     raise RunFinished(f"{job} {index}")
@@ -843,7 +847,7 @@ def dismiss(job, index):
 
 
 def is_server_failure(error):
-    """Return a match if the chief's error means that a server failed, or its own port is in use."""
+    """Return a match if the error means that a server failed, or the chief's port is in use."""
     # The coordinator's ClosureInputError, and the WrongInput of `restore`, wrap another error.
     error = getattr(error, "original_exception", error.__cause__ or error)
     # `repr` begins with the type. A server that has restarted within a moment is an unknown device.
@@ -914,7 +918,7 @@ def report_lost_worker(record):
     """Replace TensorFlow's report of a lost worker, which has many lines, and drop other logs."""
     if str(record.msg).startswith("Worker %s failed"):
         index = record.args[0].rpartition(":")[2]  # /job:worker/replica:0/task:1
-        print_status(f"worker {index} failed; other workers repeat its steps")
+        print_status(f"worker {index} failed; the next free worker repeats its steps")
     return False
 
 
@@ -929,7 +933,7 @@ def check_shared_run_dir():
     """Raise WrongInput if a server, which writes a part of each checkpoint, has another folder."""
     for server in range(config.servers):
         with tf.device(f"/job:ps/task:{server}/device:CPU:0"):
-            found = tf.io.matching_files(str(run_path("config.json")))
+            found = tf.io.matching_files(str(run_path("adapted.json")))
         if len(found) == 0:
             raise WrongInput(
                 f"--run-dir {config.run_dir} is not shared by ps {server}; use a shared folder"
@@ -962,7 +966,7 @@ def load_datasets():
 def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
-    With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
+    With all examples in memory, the order of an epoch is computed, and not drawn from a buffer. So
     a run resumes at any step at once. They are variables: each iterator would copy tensors.
     """
     size = int(dataset.cardinality())
@@ -1019,9 +1023,7 @@ def create_input(examples, size, training=False, first_step=0):
         position = tf.range(steps * config.global_batch_size)
         index = shuffle(size, epoch)[: len(position)] if training else position
         # In evaluation the epoch is 0: each validation draws the same random numbers.
-        places = tf.stack(
-            [tf.fill(position.shape, epoch if training else 0), position, index], axis=1
-        )
+        places = tf.stack([tf.fill(position.shape, epoch), position, index], axis=1)
         return tf.reshape(places, [steps, -1, 3])
 
     def list_arguments(step, count):
@@ -1045,7 +1047,8 @@ def create_batch(examples, size, training, places):
     key = tf.random.stateless_uniform([], [config.seed, epoch[0]], None, None, "int32")
     seeds = tf.stack([tf.fill(position.shape, key), position], axis=1)
     index = tf.minimum(index, size - 1)  # the last example fills up the last batch
-    with tf.device("CPU:0"):  # of the worker. All examples would be copied to its GPU at each step.
+    # The worker's CPU. Otherwise, each step would copy all examples to its GPU.
+    with tf.device("CPU:0"):
         batch = tf.nest.map_structure(lambda values: tf.gather(values, index), examples)
     batch = preprocess(fetch(batch), seeds, training)
     features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -1136,7 +1139,6 @@ def list_variables(parts):
 
 
 checkpoints: dict = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
-END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
 def create_checkpoints():
@@ -1194,7 +1196,8 @@ def list_checkpoints(kind):
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
         for path in run_path(f"checkpoints/{kind}").glob("ckpt-*[0-9].index")
-        if path.read_bytes().endswith(END_OF_INDEX)
+        # The last bytes of an index file, an sstable, are its magic number.
+        if path.read_bytes().endswith(b"W\xfb\x80\x8b$uG\xdb")
     )
 
 
@@ -1378,7 +1381,8 @@ def load_adapted(train_split, checkpoint):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
     if config.mode == "train" and not checkpoint:
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
-        write_file("adapted.json", json.dumps(adapt(train)))
+        write_file("adapted.json", json.dumps({**adapt(train)}))
+    check_shared_run_dir()
     adapted.update(read_file("adapted.json"))
 
 
@@ -1399,7 +1403,6 @@ def initialize_run_dir():
         *run_path("checkpoints").glob(pattern),
     ):
         shutil.rmtree(leftover, ignore_errors=True)
-    check_shared_run_dir()
 
 
 def export_model(datasets):
@@ -1582,7 +1585,7 @@ def evaluate_continuously(validation_set):
         is_finished = is_run_finished()
         with contextlib.suppress(FileNotFoundError):  # the chief has removed a checkpoint meanwhile
             path = find_checkpoint("last")
-            if path.name != f"ckpt-{state.step}":
+            if path and path.name != f"ckpt-{state.step}":
                 restore_run(path)
                 validated = validate(*validation_set)
                 print_status(f"step {state.step}  validation {format_metrics(validated)}")
@@ -1605,7 +1608,7 @@ def is_in_run_dir(error):
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
     # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
-    paths = f"{getattr(error, 'filename', None) or None}/", f"{run_path()}/"
+    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths
 
 

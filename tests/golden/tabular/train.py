@@ -744,7 +744,7 @@ def load_datasets():
 def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
-    With all examples in memory, the order of an epoch is computed, and not drawn from a buffer, so
+    With all examples in memory, the order of an epoch is computed, and not drawn from a buffer. So
     a run resumes at any step at once. They are variables: each iterator would copy tensors.
     """
     size = int(dataset.cardinality())
@@ -776,7 +776,8 @@ def shuffle(size, epoch):
     return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
 
 
-# With autotuning, the end of an iterator may wait as long as it has run, for a sleeping thread.
+# With autotuning, the deletion of an iterator waits for a thread that sleeps. That may take as long
+# as the iterator has existed.
 INPUT_OPTIONS = tf.data.Options()
 INPUT_OPTIONS.autotune.enabled = False
 
@@ -915,7 +916,6 @@ def list_variables(parts):
 
 
 checkpoints: dict = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
-END_OF_INDEX = b"W\xfb\x80\x8b$uG\xdb"  # the last bytes of an index file, an sstable's magic number
 
 
 def create_checkpoints():
@@ -974,7 +974,8 @@ def list_checkpoints(kind):
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
         for path in run_path(f"checkpoints/{kind}").glob("ckpt-*[0-9].index")
-        if path.read_bytes().endswith(END_OF_INDEX)
+        # The last bytes of an index file, an sstable, are its magic number.
+        if path.read_bytes().endswith(b"W\xfb\x80\x8b$uG\xdb")
     )
 
 
@@ -1219,7 +1220,7 @@ def load_adapted(train_split, checkpoint):
     """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
     if config.worker_index == 0 and not checkpoint:
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
-        write_file("adapted.json", json.dumps(adapt(train)))
+        write_file("adapted.json", json.dumps({**adapt(train)}))
     sum_over_workers(0)  # wait until the chief has written the file
     # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
     # the worker creates it, too.
@@ -1447,7 +1448,7 @@ def is_in_run_dir(error):
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
     # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
-    paths = f"{getattr(error, 'filename', None) or None}/", f"{run_path()}/"
+    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths
 
 
