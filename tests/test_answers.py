@@ -86,6 +86,36 @@ def test_steps_run_eagerly(small, tmp_path):
     assert_close(read_numbers(tmp_path / "run"), expected, rel=1e-5)
 
 
+COMPARES = """
+import numpy as np
+import tensorflow as tf
+
+folders = [f"run-{replicas}/checkpoints/last" for replicas in (1, 2)]
+readers = [tf.train.load_checkpoint(folder) for folder in folders]
+for name in readers[0].get_variable_to_shape_map():
+    if name.startswith("model/"):
+        one, two = [reader.get_tensor(name) for reader in readers]
+        assert one.dtype in ("float64", "int64"), one.dtype  # the state of a random generator
+        np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+print("equal")
+"""
+
+
+def test_float64_has_small_rounding_errors(small, tmp_path):
+    begin = "def create_model_and_optimizer(strategy):\n"
+    line = find_block("set_dtype_policy")
+    model = replace_image_model(
+        *("keras.layers.Flatten()", "keras.layers.Dropout(0.3, dtype='float32')"),
+        "keras.layers.Dense(10)",
+    )
+    script = write_variant(small, tmp_path, model)
+    changed = script.read_text(encoding="utf-8").replace(begin, begin + line)
+    script.write_text(changed, encoding="utf-8")
+    for replicas in ("1", "2"):
+        train(script, *TINY, "--replicas", replicas, "--run-dir", f"run-{replicas}")
+    assert run_with_tensorflow(COMPARES, tmp_path) == "equal\n"
+
+
 READ_EVENTS = """
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 print(*EventAccumulator("run/tensorboard/validation").Reload().Tags()["tensors"])

@@ -290,6 +290,7 @@ MARKS = (
     "tf.summary.image",
     "run-*/metrics.jsonl",
     "adapted.update(",
+    "set_dtype_policy",
 )
 PYTHON_TESTS = ("test_tasks", "test_export", "test_parameter_servers", "test_answers")
 
