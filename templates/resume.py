@@ -63,7 +63,11 @@ def check_run(names):
     if is_tested and is_run_finished():
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
+            # {% if cookiecutter.task == "text_classification" %}
+            "more --epochs would continue it, unless its schedule or warm-up depends on them"
+            # {% else %}
             "more --epochs would continue it"
+            # {% endif %}
         )
     # {% endif %}
 
@@ -77,10 +81,14 @@ def check_shared(number):
 
 # {% endif %}
 def load_adapted(train_split, checkpoint):
-    """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
     # {% if cookiecutter.__size == "essential" %}
+    """Fill `adapted` with what the hook `adapt` returned at the start of the run.
+
+    Raise WrongInput if a worker has another run directory.
+    """
     if config.worker_index == 0 and not checkpoint:
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
+        # The braces raise an error if the hook returns no dict.
         write_file("adapted.json", json.dumps({**adapt(train)}))
     sum_over_workers(0)  # wait until the chief has written the file
     # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
@@ -88,8 +96,13 @@ def load_adapted(train_split, checkpoint):
     os.makedirs(run_path("checkpoints/last"), exist_ok=True)
     check_shared(int(run_path("adapted.json").exists()))
     # {% else %}
+    """Fill `adapted` with what the hook `adapt` returned at the start of the run.
+
+    Raise WrongInput if a server has another run directory.
+    """
     if config.mode == "train" and not checkpoint:
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
+        # The braces raise an error if the hook returns no dict.
         write_file("adapted.json", json.dumps({**adapt(train)}))
     check_shared_run_dir()
     # {% endif %}

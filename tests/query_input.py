@@ -398,7 +398,7 @@ def measure_loading_peak(path, size):
 
 
 def record_autotuning(path):
-    """Return, for each iterator that loading and testing create, whether tf.data tunes it."""
+    """Return, for each iterator that loading and testing create in Python, if tf.data tunes it."""
     script = begin(path)
     create_iterator = tf.data.Dataset.__iter__
     tuned = []

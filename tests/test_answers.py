@@ -92,11 +92,13 @@ import tensorflow as tf
 
 folders = [f"run-{replicas}/checkpoints/last" for replicas in (1, 2)]
 readers = [tf.train.load_checkpoint(folder) for folder in folders]
+dtypes = set()
 for name in readers[0].get_variable_to_shape_map():
     if name.startswith("model/"):
         one, two = [reader.get_tensor(name) for reader in readers]
-        assert one.dtype in ("float64", "int64"), one.dtype  # the state of a random generator
+        dtypes.add(f"{one.dtype}")
         np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+assert dtypes == {"float64", "int64"}  # int64: the state of a random generator
 print("equal")
 """
 

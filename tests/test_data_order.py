@@ -114,11 +114,18 @@ def test_small_examples_are_loaded_in_little_memory(size, scripts):
     assert peak < largest[size]
 
 
+ITERATORS = {
+    "essential": 1,  # it loads without one
+    "complete": 4,
+}
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_no_iterator_waits_for_autotuning(size, scripts):
     # Its thread sleeps twice as long each time, and the end of an iterator waits for it.
     tuned = query("input.record_autotuning", scripts[size])
     assert set(tuned) == {False}  # the default, None, means yes
+    assert len(tuned) == ITERATORS[size]
 
 
 def test_workers_read_the_batches_of_one_process(complete_script):

@@ -1,7 +1,8 @@
 START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
 FINISHED_SECONDS = 60  # the same in the directory of a finished run
 POLL_SECONDS = 0.3
-# The coordinator clears an error when it raises it, so a second call would raise None.
+# Before the coordinator raises an error, it waits for running calls, and then clears the error. A
+# second call that comes meanwhile would raise None.
 coordinator_lock = threading.Lock()
 
 
@@ -9,7 +10,7 @@ def read_tf_config():
     """Return TF_CONFIG's cluster as {job: addresses}, and the job and the index of this task.
 
     Without TF_CONFIG, the cluster is empty and this process is the chief. An evaluator is beside
-    the cluster.
+    the cluster, which is empty for it.
     """
     if os.getenv("TF_CONFIG") in (None, "", "{}"):  # TensorFlow can't read an empty string
         return {}, "chief", 0
@@ -77,7 +78,7 @@ def serve(cluster, job, index):
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
         raise RunInterrupted(
-            f"no chief at {chief}, or it has another --run-dir; start all tasks again"
+            f"no chief at {chief}, or its --run-dir differs; use one, and start all tasks again"
         )
     finished_file.unlink(missing_ok=True)
     del server  # it serves while it is referenced

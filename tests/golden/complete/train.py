@@ -741,7 +741,7 @@ def read_tf_config():
     """Return the addresses of all workers, the chief's first, or [] without a cluster.
 
     Set `config.workers` and `config.worker_index`. An evaluator is no worker: set its mode to
-    continuous_evaluate. Raise WrongInput for a wrong TF_CONFIG.
+    continuous_evaluate, and return []. Raise WrongInput for a wrong TF_CONFIG.
     """
     if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
@@ -2432,6 +2432,7 @@ def is_in_run_dir(error):
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
     # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
+    # Without a file name, the first one is " /", which is the beginning of no run directory.
     paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths
 

@@ -693,7 +693,8 @@ def request_stop(*_):
 START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
 FINISHED_SECONDS = 60  # the same in the directory of a finished run
 POLL_SECONDS = 0.3
-# The coordinator clears an error when it raises it, so a second call would raise None.
+# Before the coordinator raises an error, it waits for running calls, and then clears the error. A
+# second call that comes meanwhile would raise None.
 coordinator_lock = threading.Lock()
 
 
@@ -701,7 +702,7 @@ def read_tf_config():
     """Return TF_CONFIG's cluster as {job: addresses}, and the job and the index of this task.
 
     Without TF_CONFIG, the cluster is empty and this process is the chief. An evaluator is beside
-    the cluster.
+    the cluster, which is empty for it.
     """
     if os.getenv("TF_CONFIG") in (None, "", "{}"):  # TensorFlow can't read an empty string
         return {}, "chief", 0
@@ -773,7 +774,7 @@ def serve(cluster, job, index):
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
         raise RunInterrupted(
-            f"no chief at {chief}, or it has another --run-dir; start all tasks again"
+            f"no chief at {chief}, or its --run-dir differs; use one, and start all tasks again"
         )
     finished_file.unlink(missing_ok=True)
     del server  # it serves while it is referenced
@@ -1378,9 +1379,13 @@ def check_run(names):
 
 
 def load_adapted(train_split, checkpoint):
-    """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
+    """Fill `adapted` with what the hook `adapt` returned at the start of the run.
+
+    Raise WrongInput if a server has another run directory.
+    """
     if config.mode == "train" and not checkpoint:
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
+        # The braces raise an error if the hook returns no dict.
         write_file("adapted.json", json.dumps({**adapt(train)}))
     check_shared_run_dir()
     adapted.update(read_file("adapted.json"))
@@ -1608,6 +1613,7 @@ def is_in_run_dir(error):
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
     # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
+    # Without a file name, the first one is " /", which is the beginning of no run directory.
     paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths
 

@@ -1217,9 +1217,13 @@ def check_shared(number):
 
 
 def load_adapted(train_split, checkpoint):
-    """Fill `adapted` with what the hook `adapt` returned at the start of the run."""
+    """Fill `adapted` with what the hook `adapt` returned at the start of the run.
+
+    Raise WrongInput if a worker has another run directory.
+    """
     if config.worker_index == 0 and not checkpoint:
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
+        # The braces raise an error if the hook returns no dict.
         write_file("adapted.json", json.dumps({**adapt(train)}))
     sum_over_workers(0)  # wait until the chief has written the file
     # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
@@ -1448,6 +1452,7 @@ def is_in_run_dir(error):
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
     # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
+    # Without a file name, the first one is " /", which is the beginning of no run directory.
     paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths
 
