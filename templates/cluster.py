@@ -2,8 +2,8 @@ def read_tf_config():
     # {% if cookiecutter.__size == "complete" %}
     """Return the addresses of all workers, the chief's first, or [] without a cluster.
 
-    Set `config.workers` and `config.worker_index`. An evaluator is no worker: set its mode to
-    continuous_evaluate, and return []. Raise WrongInput for a wrong TF_CONFIG.
+    Set `config.workers` and `config.worker_index`. For an evaluator, which is no
+    worker, set `config.mode` and return []. Raise WrongInput for a wrong TF_CONFIG.
     """
     # {% else %}
     """Set the number of workers and this worker's index. Raise WrongInput for a wrong TF_CONFIG."""

@@ -42,6 +42,9 @@ def load_datasets():
 
 
 # {% if cookiecutter.__size == "complete" %}
+# {% include "input_options.py" %}
+
+
 # {% include "complete/load_into_memory.py" %}
 
 

@@ -1,9 +1,8 @@
-# With autotuning, the deletion of an iterator waits for a thread that sleeps. That may take as long
-# as the iterator has existed.
-INPUT_OPTIONS = tf.data.Options()
-INPUT_OPTIONS.autotune.enabled = False
+# {% if cookiecutter.__size == "essential" %}
+# {% include "input_options.py" %}
 
 
+# {% endif %}
 def create_input(examples, size, training=False, first_step=0):
     """Return an endless iterator of batches of one shape, and the steps of an epoch.
 

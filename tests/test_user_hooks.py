@@ -721,7 +721,7 @@ def create_datasets():
 AS_TENSORS = UNEQUAL.replace("CONVERT", "lambda row: tf.identity(row)")
 AS_ROWS = UNEQUAL.replace("CONVERT", "lambda row: tf.RaggedTensor.from_tensor(row[None])")
 IN_SECOND_PIECE = AS_TENSORS.replace("[[1.0, 2.0], [3.0]] * 64", "[[1.0, 2.0]] * PIECE + [[3.0]]")
-# The script loads so many of these examples at a time; see `load_into_memory`.
+# Examples that the script copies at a time, of 513 and 515; see `load_into_memory`.
 PIECES = {"essential": 512, "complete": 512 + 515 // 256}
 
 

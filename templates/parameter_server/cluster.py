@@ -9,8 +9,8 @@ coordinator_lock = threading.Lock()
 def read_tf_config():
     """Return TF_CONFIG's cluster as {job: addresses}, and the job and the index of this task.
 
-    Without TF_CONFIG, the cluster is empty and this process is the chief. An evaluator is beside
-    the cluster, which is empty for it.
+    Without TF_CONFIG, the cluster is empty and this process is the chief. It is empty for an
+    evaluator, too, which is no part of the cluster.
     """
     if os.getenv("TF_CONFIG") in (None, "", "{}"):  # TensorFlow can't read an empty string
         return {}, "chief", 0

@@ -740,8 +740,8 @@ def end_process(error):
 def read_tf_config():
     """Return the addresses of all workers, the chief's first, or [] without a cluster.
 
-    Set `config.workers` and `config.worker_index`. An evaluator is no worker: set its mode to
-    continuous_evaluate, and return []. Raise WrongInput for a wrong TF_CONFIG.
+    Set `config.workers` and `config.worker_index`. For an evaluator, which is no
+    worker, set `config.mode` and return []. Raise WrongInput for a wrong TF_CONFIG.
     """
     if os.getenv("TF_CONFIG") in (None, "", "{}"):
         os.environ["TF_CONFIG"] = "{}"  # TensorFlow can't read an empty string
@@ -1053,6 +1053,12 @@ def load_datasets():
     return loaded
 
 
+# With autotuning, the deletion of an iterator waits for a thread that sleeps. That may take as long
+# as the iterator has existed.
+INPUT_OPTIONS = tf.data.Options()
+INPUT_OPTIONS.autotune.enabled = False
+
+
 def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 
@@ -1110,12 +1116,6 @@ def shuffle(size, epoch):
     correlated.
     """
     return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
-
-
-# With autotuning, the deletion of an iterator waits for a thread that sleeps. That may take as long
-# as the iterator has existed.
-INPUT_OPTIONS = tf.data.Options()
-INPUT_OPTIONS.autotune.enabled = False
 
 
 def create_input(examples, size, training=False, first_step=0):

@@ -701,8 +701,8 @@ coordinator_lock = threading.Lock()
 def read_tf_config():
     """Return TF_CONFIG's cluster as {job: addresses}, and the job and the index of this task.
 
-    Without TF_CONFIG, the cluster is empty and this process is the chief. An evaluator is beside
-    the cluster, which is empty for it.
+    Without TF_CONFIG, the cluster is empty and this process is the chief. It is empty for an
+    evaluator, too, which is no part of the cluster.
     """
     if os.getenv("TF_CONFIG") in (None, "", "{}"):  # TensorFlow can't read an empty string
         return {}, "chief", 0
@@ -1197,7 +1197,7 @@ def list_checkpoints(kind):
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
         for path in run_path(f"checkpoints/{kind}").glob("ckpt-*[0-9].index")
-        # The last bytes of an index file, an sstable, are its magic number.
+        # A complete index file, an sstable, ends with this magic number.
         if path.read_bytes().endswith(b"W\xfb\x80\x8b$uG\xdb")
     )
 

@@ -974,7 +974,7 @@ def list_checkpoints(kind):
     return sorted(
         int(path.stem.removeprefix("ckpt-"))
         for path in run_path(f"checkpoints/{kind}").glob("ckpt-*[0-9].index")
-        # The last bytes of an index file, an sstable, are its magic number.
+        # A complete index file, an sstable, ends with this magic number.
         if path.read_bytes().endswith(b"W\xfb\x80\x8b$uG\xdb")
     )
 
