@@ -99,27 +99,42 @@ def config_text(cluster=CLUSTER, task=WORKER):
     return json.dumps({"cluster": cluster, "task": task})
 
 
-# By name: a TF_CONFIG, and what the line has to name beside "TF_CONFIG".
+# By name: a TF_CONFIG, and the reason in the line.
 BAD_TF_CONFIGS = {
-    "no JSON": ("{cluster:", '"cluster"'),
-    "list": ("[]", '"cluster"'),
-    "list with a value": ("[1]", '"cluster"'),
-    "number": ("1", '"cluster"'),
-    "null": ("null", '"cluster"'),
-    "no task": (json.dumps({"cluster": CLUSTER}),),
-    "no cluster": (json.dumps({"task": WORKER}),),
-    "no type": (config_text(task={"index": 0}),),
-    "no index": (config_text(task={"type": "worker"}),),
-    "index out of range": (config_text(task=WORKER | {"index": 2}), "index 2", "worker"),
-    "negative index": (config_text(task=WORKER | {"index": -1}), "index -1", "worker"),
-    "type not in the cluster": (config_text(task={"type": "chief", "index": 0}), "'chief'"),
-    "task is a text": (config_text(task="worker"),),
-    "cluster is a text": (config_text(cluster="worker"),),
-    "cluster is a list": (config_text(cluster=["worker"]),),
-    "workers are a text": (config_text(cluster={"worker": "localhost:1"}),),
-    "workers are a number": (config_text(cluster={"worker": 2}),),
-    "master": (config_text(CLUSTER | {"master": ["localhost:3"]}), "master", "chief"),
-    "parameter server": (config_text(CLUSTER | {"ps": ["localhost:3"]}), "ps", "worker"),
+    "no JSON": ("{cluster:", "Expecting property name"),
+    "list": ("[]", "No such job in cluster: None"),
+    "list with a value": ("[1]", "No such job in cluster: None"),
+    "number": ("1", "argument of type 'int'"),
+    "null": ("null", "argument of type 'NoneType'"),
+    "no task": (json.dumps({"cluster": CLUSTER}), "No such job in cluster: None"),
+    "no cluster": (json.dumps({"task": WORKER}), "No such job in cluster: 'worker'"),
+    "no type": (config_text(task={"index": 0}), "No such job in cluster: None"),
+    "no index": (config_text(task={"type": "worker"}), "No task with index None"),
+    "index out of range": (config_text(task=WORKER | {"index": 2}), "No task with index 2"),
+    "negative index": (config_text(task=WORKER | {"index": -1}), "No task with index -1"),
+    "type not in the cluster": (
+        config_text(task={"type": "chief", "index": 0}),
+        "No such job in cluster: 'chief'",
+    ),
+    "task is a text": (config_text(task="worker"), "No such job in cluster: None"),
+    "cluster is a text": (config_text(cluster="worker"), "`cluster` must be a dictionary"),
+    "cluster is a list": (config_text(cluster=["worker"]), "`cluster` must be a dictionary"),
+    "workers are a text": (
+        config_text(cluster={"worker": "localhost:1"}),
+        "The tasks for job 'worker' must be a list",
+    ),
+    "workers are a number": (
+        config_text(cluster={"worker": 2}),
+        "The tasks for job 'worker' must be a list",
+    ),
+    "master": (
+        config_text(CLUSTER | {"master": ["localhost:3"]}),
+        "master is not chief or worker",
+    ),
+    "parameter server": (
+        config_text(CLUSTER | {"ps": ["localhost:3"]}),
+        "ps is not chief or worker",
+    ),
 }
 
 # By name: flags that don't go with a TF_CONFIG, that TF_CONFIG, and what the line has to name.
@@ -210,9 +225,10 @@ def test_essential_script_rejects_bad_flags(name, run_all, essential_script):
 @pytest.mark.parametrize("size", ["essential", "complete"])
 @pytest.mark.parametrize("name", BAD_TF_CONFIGS)
 def test_bad_tf_config_is_rejected(name, size, run_all, scripts):
-    cases = {name: ("", {"TF_CONFIG": text}) for name, (text, *_) in BAD_TF_CONFIGS.items()}
-    _, *words = BAD_TF_CONFIGS[name]
-    assert_case_rejected(run_all(scripts[size], cases)[name], "TF_CONFIG", *words)
+    cases = {name: ("", {"TF_CONFIG": text}) for name, (text, _) in BAD_TF_CONFIGS.items()}
+    _, reason = BAD_TF_CONFIGS[name]
+    result = run_all(scripts[size], cases)[name]
+    assert_case_rejected(result, f"TF_CONFIG: {reason}", "; use a value such as")
 
 
 @pytest.mark.parametrize("name", BAD_WITH_TF_CONFIG)

@@ -833,22 +833,25 @@ def config_text(cluster=CLUSTER, task=WORKER, **jobs):
     return json.dumps({"cluster": {**cluster, **jobs}, "task": task})
 
 
-# By name: a TF_CONFIG, and what the line has to name beside "TF_CONFIG".
+# By name: a TF_CONFIG, and the reason in the line.
 BAD_TF_CONFIGS = {
-    "no JSON": ("{cluster:",),
-    "list": ("[]",),
-    "no task": (json.dumps({"cluster": CLUSTER}), "task"),
-    "no cluster": (json.dumps({"task": WORKER}), "cluster"),
-    "no server": (config_text(ps=[]), "ps"),
-    "no chief": (config_text(NO_CHIEF), "chief"),
-    "no worker": (config_text(NO_WORKER), "worker"),
-    "index out of range": (config_text(task=WORKER | {"index": 2}), "2"),
-    "type not in the cluster": (config_text(task={"type": "master", "index": 0}), "master"),
-    "master": (config_text(master=["d:1"]), "master"),
-    "two chiefs": (config_text(chief=["a:1", "a:2"]), "one chief"),
+    "no JSON": ("{cluster:", "Expecting property name"),
+    "list": ("[]", "{} is not one chief"),
+    "no task": (json.dumps({"cluster": CLUSTER}), "No such job in cluster: None"),
+    "no cluster": (json.dumps({"task": WORKER}), "{} is not one chief"),
+    "no server": (config_text(ps=[]), "'ps': {}} is not one chief"),
+    "no chief": (config_text(NO_CHIEF), "{'worker': ['a:1', 'b:1']} is not one chief"),
+    "no worker": (config_text(NO_WORKER), "{'chief': ['a:1'], 'ps': ['b:1']} is not one chief"),
+    "index out of range": (config_text(task=WORKER | {"index": 2}), "No task with index 2"),
+    "type not in the cluster": (
+        config_text(task={"type": "master", "index": 0}),
+        "No such job in cluster: 'master'",
+    ),
+    "master": (config_text(master=["d:1"]), "'master': ['d:1']} is not one chief"),
+    "two chiefs": (config_text(chief=["a:1", "a:2"]), "'ps': ['c:1']} is not one chief"),
     "no port": (config_text(ps=["c"]), "c is not host:port"),
-    "port is a text": (config_text(ps=["c:x"]), "x"),
-    "servers are a number": (config_text(ps=1),),
+    "port is a text": (config_text(ps=["c:x"]), "Port could not be cast"),
+    "servers are a number": (config_text(ps=1), "The tasks for job 'ps' must be a list"),
 }
 
 
@@ -858,7 +861,7 @@ def bad_outcomes(once, server_script, tmp_path_factory):
 
     def run_all():
         folder = tmp_path_factory.mktemp("rejected")
-        texts = [text for text, *_ in BAD_TF_CONFIGS.values()]
+        texts = [text for text, _ in BAD_TF_CONFIGS.values()]
         commands = [
             create_command(server_script, folder, ["--epochs", "1"], {"TF_CONFIG": text})
             for text in texts
@@ -873,9 +876,9 @@ def bad_outcomes(once, server_script, tmp_path_factory):
 @pytest.mark.parametrize("name", BAD_TF_CONFIGS)
 def test_bad_tf_config_is_rejected(name, bad_outcomes):
     code, output, errors = bad_outcomes[name]
-    _, *words = BAD_TF_CONFIGS[name]
+    _, reason = BAD_TF_CONFIGS[name]
     assert (code, output) == (2, ""), errors
-    assert_one_line(errors, "TF_CONFIG", '"ps"', *words)
+    assert_one_line(errors, "TF_CONFIG: ", reason, "; use a value such as", '"ps"')
 
 
 @pytest.mark.long
