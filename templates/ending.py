@@ -15,6 +15,10 @@ def report_error(error):
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed; start all workers again")
     # {% endif %}
+    if re.search("No space left|quota exceeded", f"{error}"):
+        error = RunFailed(
+            f"the disk is full, or its quota is used up ({error}); make room and start again"
+        )
     if is_in_run_dir(error):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; fix it, or use another folder")
     if not hasattr(error, "exit_code"):

@@ -39,12 +39,13 @@ def flag(default, text, **options):
 def bounded(kind, above=0, below=2**31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
-    def number(text):  # argparse prints this name
+    def number(text):
         value = kind(text)
         if not above < value < below:
             raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
+    number.__name__ = kind.__name__  # argparse prints this name
     return number
 
 

@@ -23,6 +23,12 @@ def compute_loss(labels, predictions, sample_weight):
     regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
     # {% endif %}
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    # TODO(you): other terms or another divisor, such as the number of tokens.
+    # {% else %}
+    # TODO(you): other terms, or another divisor, such as the number of tokens on all replicas. The
+    # shares of the replicas have to add up to the training loss.
+    # {% endif %}
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):

@@ -53,11 +53,11 @@ def main(argv=None):
     # 5. Train.
     # {% if cookiecutter.__size == "complete" %}
     first_step = state.step + state.skipped
-    train_set = create_input(*datasets["train"], training=True, first_step=first_step)
+    iterator, _ = create_input(*datasets["train"], training=True, first_step=first_step)
     # {% else %}
-    train_set = create_input(*datasets["train"], training=True, first_step=state.step)
+    iterator, _ = create_input(*datasets["train"], training=True, first_step=state.step)
     # {% endif %}
-    train_epochs(train_set, validation_set)
+    train_epochs(iterator, validation_set)
 
     # {% if cookiecutter.__size == "complete" %}
     # 6. Test the checkpoint to export.

@@ -18,7 +18,7 @@ def find_run():
     run under way, or if the training data have changed: examples that the model was trained on may
     be in the test split now.
     """
-    if re.search(r"://|[\[\\]", config.run_dir):
+    if re.search(r"^$|://|[\[\\]", config.run_dir):
         raise WrongInput(
             f"--run-dir {config.run_dir} is no local folder, or has [ or \\; use another folder"
         )

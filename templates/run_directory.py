@@ -38,9 +38,7 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
-    git = subprocess.run(
-        "git rev-parse HEAD", cwd=Path(__file__).parent, shell=True, capture_output=True, text=True
-    )
+    folder = shlex.quote(f"{Path(__file__).parent}")
     return {
         # {% if cookiecutter.__size != "complete" %}
         # Settings of the complete script, which may resume this run or have started it.
@@ -49,7 +47,10 @@ def describe_run():
         "precision": "float32",
         # {% endif %}
         **dataclasses.asdict(config),
-        "git_commit": git.stdout.strip() or None,
+        "git_commit": subprocess.getoutput(
+            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null"
+        )
+        or None,
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,

@@ -1,6 +1,5 @@
-def train_epochs(train_set, validation_set):
+def train_epochs(iterator, validation_set):
     """Train to the last step, in loops of nearly equal length."""
-    iterator, _ = train_set
     # {% if cookiecutter.__size == "parameter_server" %}
     on_signals(request_stop)
     # {% else %}

@@ -149,3 +149,8 @@ def connect_to_listener(path, addresses):
                 socket.create_connection((address, port), timeout=5).close()
                 reached.append(address)
     return reached
+
+
+def describe_commit(path):
+    """Return the commit in config.json of a run that begins now."""
+    return load_with_config(path, {}).describe_run()["git_commit"]

@@ -65,9 +65,10 @@ def measure_error(script, variable, expected):
 class PlainAdam:
     """Adam of a list of float64 arrays, after its paper."""
 
-    def __init__(self, weights, rate):
+    def __init__(self, weights, rate, epsilon=EPSILON):
         self.weights = weights
         self.rate = rate
+        self.epsilon = epsilon
         self.step = 0
         self.first = [np.zeros_like(weight) for weight in weights]
         self.second = [np.zeros_like(weight) for weight in weights]
@@ -79,7 +80,7 @@ class PlainAdam:
             gradient = np.asarray(gradient, "float64")
             self.first[i] += (1 - BETA_1) * (gradient - self.first[i])
             self.second[i] += (1 - BETA_2) * (gradient**2 - self.second[i])
-            direction = self.first[i] / (np.sqrt(self.second[i]) + EPSILON)
+            direction = self.first[i] / (np.sqrt(self.second[i]) + self.epsilon)
             self.weights[i] -= self.rate * correction * direction
 
     def decay(self, rates):
@@ -194,7 +195,7 @@ def measure_adam(script, kind, config):
         optimizer.build(weights)
     decays = [(optimizer.weight_decay or 0.0) * optimizer._use_weight_decay(x) for x in weights]
     starts = as_float64(weights)
-    expected = PlainAdam(as_float64(weights), 0.01)
+    expected = PlainAdam(as_float64(weights), 0.01, config["epsilon"])
     run = create_update_function(script, optimizer, weights)
     random = np.random.default_rng(0)
     for _ in range(100):

@@ -19,7 +19,15 @@ from running import (
     run_script,
     train,
 )
-from variants import SMALL_DATA, SMALL_IMAGES, replace_image_model, run_before, write_variant
+from variants import (
+    NO_EXPORT,
+    RISING_LOSS,
+    SMALL_DATA,
+    SMALL_IMAGES,
+    replace_image_model,
+    run_before,
+    write_variant,
+)
 
 LONG = pytest.mark.long
 SHORT = ("--epochs", "2", "--steps-per-loop", "5")
@@ -524,16 +532,34 @@ def test_weights_are_checked_only_before_they_are_saved(small_script, tmp_path):
     assert sorted(set(steps)) == [19, 38]
 
 
-def test_weight_that_is_not_finite_is_not_saved(small_script, tmp_path):
-    code = """
+@pytest.mark.parametrize("variable", ["model.trainable_variables[0]", "optimizer.variables[-1]"])
+def test_variable_that_is_not_finite_is_not_saved(variable, small_script, tmp_path):
+    code = f"""
 @wraps_original
 def log(original, split, values):
     if split == "train" and state.step == 38:
-        weight = model.trainable_variables[0]
-        weight.assign(tf.fill(weight.shape, math.nan))
+        variable = {variable}
+        variable.assign(tf.fill(variable.shape, math.nan))
     return original(split, values)
 """
     script = write_variant(small_script, tmp_path, code)
     outcome = run_script(script, "--epochs", "3")
     assert_fails(outcome, 1, "not finite at step 38", "--learning-rate")
     assert list_checkpoints(tmp_path / "run") == [19]
+
+
+def test_last_three_checkpoints_remain(small_script, tmp_path):
+    script = write_variant(small_script, tmp_path)
+    train(script, "--epochs", "2", "--checkpoint-every-steps", "8", "--steps-per-loop", "4")
+    steps = list_checkpoints(tmp_path / "run")
+    assert len(steps) == 3
+    assert steps[-1] == 38
+
+
+def test_run_resumes_no_later_than_its_corrupt_best_checkpoint(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, RISING_LOSS, NO_EXPORT)
+    flags = ("--global-batch-size", "16", "--epochs")
+    train(script, *flags, "3")
+    [data] = (tmp_path / "run" / "checkpoints" / "best").glob("ckpt-8.data*")
+    flip(data)
+    assert "resumed at step 8\n" in train(script, *flags, "4")

@@ -49,6 +49,9 @@ BAD_FLAGS = {
     "multi_worker without TF_CONFIG": ("--strategy multi_worker", "TF_CONFIG"),
     "replicas on a TPU": ("--replicas 2 --strategy tpu", "--strategy tpu"),
     "two replicas on one device": ("--replicas 2 --strategy one_device", "one_device"),
+    "no integer": ("--epochs 2.5", "invalid int value: '2.5'"),
+    "no number": ("--learning-rate x", "invalid float value: 'x'"),
+    "run directory without a name": ("--run-dir=", "--run-dir", "use another folder"),
     "run directory is a file": ("--run-dir file", "--run-dir file", "folder"),
     "run directory below a file": ("--run-dir file/run", "--run-dir file/run"),
     "run directory that can't be created": ("--run-dir /proc/no/run", "--run-dir /proc/no/run"),
@@ -70,6 +73,8 @@ BAD_FLAGS_OF_ESSENTIAL = {
     "batch larger than the data": ("--global-batch-size 1258", "1257"),
     "TPU": ("--strategy tpu", "--strategy tpu"),
     "evaluate a missing run": ("--mode evaluate", "no complete best checkpoint"),
+    "no integer": ("--epochs 2.5", "invalid int value: '2.5'"),
+    "run directory without a name": ("--run-dir=", "--run-dir", "use another folder"),
     "run directory is a file": ("--run-dir file", "--run-dir file"),
     "run directory below a file": ("--run-dir file/run", "--run-dir file/run"),
     "run directory that can't be created": ("--run-dir /proc/no/run", "--run-dir /proc/no/run"),
@@ -506,6 +511,14 @@ def test_essential_script_stops_at_a_non_finite_loss(essential_script, tmp_path)
     script = write_variant(essential_script, tmp_path)
     outcome = run_script(script, "--learning-rate", "2e9")
     assert_fails(outcome, 1, "not finite at step 19", "--learning-rate", "2e+09")
+
+
+def test_essential_script_stops_at_a_non_finite_validation_loss(essential_script, tmp_path):
+    score = "def score(validation): return -validation['accuracy']"
+    script = write_variant(essential_script, tmp_path, NON_FINITE_VALIDATION, score)
+    outcome = run_script(script, "--epochs", "2")
+    assert_fails(outcome, 1, "not finite at step 19")
+    assert list(tmp_path.rglob("ckpt-*")) == []
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """The conditions that decide what happens between loops, each called on its own."""
 
 import socket
+import subprocess
 
 import pytest
 from running import query
+from variants import write_copies
 
 KINDS = ("essential", "complete", "parameter_server")
 LINES = [
@@ -140,6 +142,7 @@ def test_gpus_sum_gradients_in_packs(size, kind, implementation, bytes_per_pack,
     [
         ("UnavailableError", "connection reset"),
         ("AbortedError", "the collective was aborted"),
+        ("DeadlineExceededError", "the deadline has passed"),
         ("UnknownError", "Error invoking NCCL: unhandled system error"),
         ("FailedPreconditionError", "current incarnation doesn't match with one in the group"),
     ],
@@ -158,13 +161,15 @@ def test_unknown_error_of_a_hook_has_a_traceback(size, scripts):
     assert text in errors
 
 
-def test_used_up_quota_is_reported_like_a_full_disk(complete_script):
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_used_up_quota_is_reported_like_a_full_disk(size, scripts):
     text = "run/checkpoints/last/ckpt-19.data-00000-of-00001.tempstate; Disk quota exceeded"
     code, errors = query(
-        "conditions.explain_graph_error", complete_script, "ResourceExhaustedError", text
+        "conditions.explain_graph_error", scripts[size], "ResourceExhaustedError", text
     )
     assert code == 1
-    assert "its quota is used up; make room" in errors
+    assert "its quota is used up" in errors
+    assert "; make room" in errors
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
@@ -188,3 +193,15 @@ def test_errors_about_files_of_hooks_are_no_errors_of_the_run_directory(run_dir,
     own, others = FILES_OF_ERRORS[run_dir]
     found = query("conditions.find_errors_in_run_dir", any_script, run_dir, [*own, *others])
     assert found == own
+
+
+@pytest.mark.parametrize("has_commit", [False, True])
+def test_run_has_the_commit_of_its_script(has_commit, any_script, tmp_path):
+    [copy] = write_copies(any_script, [tmp_path / "it's $HOME"])
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    commands = [("init", "-q")]
+    if has_commit:
+        commands += [("add", "."), (*author, "commit", "-qm", "first"), ("rev-parse", "HEAD")]
+    for command in commands:
+        output = subprocess.check_output(["git", *command], cwd=copy.parent, text=True)
+    assert query("conditions.describe_commit", copy) == (output.strip() or None)

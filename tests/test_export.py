@@ -353,3 +353,22 @@ def test_example_of_the_readme_predicts(task, projects, first_runs, tmp_path):
     outcome = finish(start(example, env=environment(TF_CPP_MIN_LOG_LEVEL="3")))
     assert outcome.code == 0, outcome.errors
     assert "shape=(2," in outcome.output
+
+
+# Features that depend on the labels, for each example.
+PAIRS = """
+@wraps_original
+def preprocess(original, batch, seeds, training):
+    images, labels = original(batch, seeds, training)
+
+    def add_label(pair):
+        image, label = pair
+        return tf.cast(image, tf.float32) + 1e-6 * tf.cast(label, tf.float32)
+
+    return tf.map_fn(add_label, (images, labels), fn_output_signature=tf.float32), labels
+"""
+
+
+def test_exported_function_has_a_label_for_each_example(essential_script, tmp_path):
+    train(write_variant(essential_script, tmp_path, SMALL_IMAGES, PAIRS), *ONE_EPOCH)
+    assert query("runs.evaluate_exports", tmp_path / "run")

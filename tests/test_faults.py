@@ -53,6 +53,7 @@ from variants import (
     make_nan,
     run_before,
     run_before_final_export,
+    write_copies,
     write_variant,
 )
 
@@ -411,6 +412,14 @@ def test_signal_ends_a_run_at_any_moment(moment, complete_script, tmp_path):
     stop(process, signal.SIGTERM, seconds=20)
 
 
+def test_signal_in_the_test_ends_the_essential_script(essential_script, tmp_path):
+    code = run_before("test", "os.kill(os.getpid(), signal.SIGTERM)")
+    script = write_variant(essential_script, tmp_path, SMALL_IMAGES, code)
+    outcome = run_script(script, "--global-batch-size", "16", "--epochs", "1")
+    assert outcome.code == 143
+    assert not (tmp_path / "run" / "export").exists()
+
+
 # --------------------------------------------------------------------------------------------------
 # Full disks
 # --------------------------------------------------------------------------------------------------
@@ -433,14 +442,23 @@ cp -r run "$KEEP"
 """
 
 
-@pytest.mark.parametrize("filling", [2600, pytest.param(3400, marks=LONG)])
-def test_run_stops_at_a_full_disk_and_resumes(filling, complete_script, train_once, tmp_path):
+@pytest.mark.parametrize(
+    ("size", "filling"),
+    [
+        ("essential", 3400),
+        ("parameter_server", 3400),
+        ("complete", 2600),
+        pytest.param("complete", 3400, marks=LONG),
+    ],
+)
+def test_run_stops_at_a_full_disk_and_resumes(size, filling, all_scripts, tmp_path):
+    script = all_scripts[size]
     disk = tmp_path / "disk"
     disk.mkdir()
     finished = subprocess.run(
         [
             *("unshare", "-rm", "sh", "-c", FULL_DISK, "sh"),
-            *(disk, complete_script, str(filling * 1024)),
+            *(disk, script, str(filling * 1024)),
             *(sys.executable, "train.py", *running.FLAGS),
         ],
         env=environment(KEEP=str(tmp_path / "run")),
@@ -454,8 +472,11 @@ def test_run_stops_at_a_full_disk_and_resumes(filling, complete_script, train_on
     codes = re.findall(r"exit code (\d+)", finished.stdout)
     assert codes == ["1", "0"], finished
     [line] = finished.stderr.splitlines()
-    assert f"the disk of {disk}/run " in line
-    assert_same_run(tmp_path / "run", train_once(*running.FLAGS))
+    assert line.startswith("train.py: stopped: the disk ")
+    assert "make room" in line
+    [copy] = write_copies(script, [tmp_path / "undisturbed"])
+    train(copy, *running.FLAGS)
+    assert_same_run(tmp_path / "run", copy.parent / "run")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ KINDS = [("v1", "Service"), ("v1", "PersistentVolumeClaim"), ("batch/v1", "Job")
 SPEC = "2.spec.template.spec"  # the pods' specification
 CONTAINER = f"{SPEC}.containers.0"
 RULES = "2.spec.podFailurePolicy.rules"
+RESUMABLE = (134, 137, 139, 143, 255)  # exit codes after which the run resumes
 ABSENT = object()
 
 UV = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets it
@@ -216,15 +217,16 @@ def check_failures(manifest):
             return None
         return {decide(rules, code, disrupted=disrupted) for code in codes}
 
+    after_disruption = decide_all(1, 137, 143, disrupted=True)
+    after_failure = decide_all(1, 2, 127)
+    after_kill = decide_all(*RESUMABLE)
     return {
         "the rules are valid": all(is_valid_rule(rule, name) for rule in rules),
         "the rules are about the container": name == "train",
         "the Job replaces pods": find(manifest.pod, "restartPolicy") == "Never",
-        "a disruption isn't counted": decide_all(1, 137, 143, disrupted=True) == {"Ignore"},
-        "a failure that would repeat fails the Job": (
-            decide_all(1, 2, 127, 134, 137, 139) == {"FailJob"}
-        ),
-        "a run that can resume is replaced": decide_all(143, 255) == {"Count"},
+        "a disruption isn't counted": after_disruption == {"Ignore"},
+        "a failure that would repeat fails the Job": after_failure == {"FailJob"},
+        "a run that can resume is replaced": after_kill == {"Count"},
     }
 
 
@@ -387,8 +389,7 @@ def test_killed_pod_of_parameter_servers_is_replaced(render, tmp_path):
     documents = read_documents((project / "launch" / "kubernetes.yaml").read_text("utf-8"))
     assert validate(documents, VERSIONS[-1]) is None
     rules = find(documents, RULES)
-    counted = (134, 137, 139, 143, 255)
-    assert {decide(rules, code) for code in counted} == {"Count"}
+    assert {decide(rules, code) for code in RESUMABLE} == {"Count"}
     assert {decide(rules, code) for code in (1, 2, 127)} == {"FailJob"}
 
 
@@ -491,8 +492,9 @@ MUTANTS = [
     (f"{RULES}.1.onExitCodes.operator", "In"),
     (f"{RULES}.1.onExitCodes.operator", "Not"),
     (f"{RULES}.1.onExitCodes.values", [143]),
-    (f"{RULES}.1.onExitCodes.values", [255, 143]),
-    (f"{RULES}.1.onExitCodes.values", [137, 143, 255]),
+    (f"{RULES}.1.onExitCodes.values", [143, 255]),
+    (f"{RULES}.1.onExitCodes.values", [255, 143, 139, 137, 134]),
+    (f"{RULES}.1.onExitCodes.values", [1, 134, 137, 139, 143, 255]),
     (f"{RULES}.1.onExitCodes.values", []),
     ("2.spec.template.metadata.labels.app", "other"),
     ("2.spec.template.metadata", ABSENT),

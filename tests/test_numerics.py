@@ -21,6 +21,7 @@ from variants import (
     SAME_SPLITS,
     SMALL_DATA,
     WEIGHTED,
+    lose_loop,
     replace_image_model,
     take_examples,
     use_optimizer,
@@ -61,6 +62,7 @@ def test_gradients_of_an_embedding_are_summed(flags, complete_script):
     ("task", "replicas", "arguments"),
     [
         ("tabular_regression", 1, {"weight_decay": 0.1}),
+        ("tabular_regression", 1, {"epsilon": 1e-3}),
         pytest.param("image_classification", 1, {}, marks=LONG),
         pytest.param("image_classification", 2, {"weight_decay": 0.1}, marks=LONG),
         # The text task excludes biases and normalization from weight decay.
@@ -71,12 +73,16 @@ def test_adam_equals_numpy(task, replicas, arguments, projects):
     script = projects[task] / "train.py"
     errors = query("updates.compare_adam", script, arguments, *flags_of(replicas))
     assert errors["script"] < 1e-5
-    assert errors["Keras"] < 2e-5
+    assert errors["Keras"] < 3e-5
 
 
 @pytest.mark.parametrize(
     ("dtype", "amsgrad"),
-    [("bfloat16", False), pytest.param("float64", False, marks=LONG), ("float32", True)],
+    [
+        ("bfloat16", False),
+        pytest.param("float64", False, marks=LONG),
+        ("float32", True),
+    ],
 )
 def test_adam_falls_back_to_the_one_of_keras(dtype, amsgrad, essential_script):
     ours, theirs = query("updates.run_fallback", essential_script, dtype, amsgrad)
@@ -273,7 +279,7 @@ def test_clipping_equals_numpy(replicas, train_once):
     flags = (*EACH_STEP, "0.1", "--clip-norm", "0.1", *flags_of(replicas))
     clipped = train_once(*flags, code=TWO_STEPS)
     gradients = {path: (before[path] - after[path]) / 0.1 for path in before}
-    norm = math.sqrt(sum(np.sum(gradient**2) for gradient in gradients.values()))
+    norm = compute_distance(before, after) / 0.1
     assert norm > 0.12  # more than the limit
     for path, weight in read_weights(clipped, 1).items():
         expected = before[path] - 0.1 * gradients[path] * 0.1 / norm
@@ -282,6 +288,23 @@ def test_clipping_equals_numpy(replicas, train_once):
         norm,
         rel=1e-4,
     )
+
+
+def test_clipping_in_float16_uses_the_norm_without_the_loss_scale(train_once):
+    before = read_weights(train_once(*EACH_STEP, "1e-30", code=TWO_STEPS), 1)
+    after = read_weights(train_once(*EACH_STEP, "0.1", code=TWO_STEPS), 1)
+    flags = (*EACH_STEP, "0.1", "--clip-norm", "0.1", "--precision", "mixed_float16")
+    clipped = train_once(*flags, code=TWO_STEPS)
+    norm = compute_distance(before, after) / 0.1
+    first, *_ = read_numbers(clipped)
+    assert first["gradient_norm"] == pytest.approx(norm, rel=0.02)
+    moved = compute_distance(before, read_weights(clipped, 1))
+    assert moved == pytest.approx(0.1 * 0.1, rel=0.02)
+
+
+def compute_distance(weights, others):
+    squares = [np.sum((weights[path] - others[path]) ** 2) for path in weights]
+    return math.sqrt(sum(squares))
 
 
 @pytest.mark.long
@@ -396,6 +419,22 @@ def test_schedule_counts_the_steps_of_the_run(replicas, train_once):
     rates = [line["learning_rate"] for line in read_split(run_dir, "train")]
     expected = compute_rates("linear", 10, 38, 0.002)
     assert rates == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
+def test_schedule_repeats_the_steps_of_a_lost_loop(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, lose_loop("state.step == 9"), NO_EXPORT)
+    train(
+        script,
+        *("--epochs", "2"),
+        *("--steps-per-loop", "5"),
+        *("--schedule", "linear"),
+        *("--recover-from-nan", "1"),
+    )
+    lines = read_split(tmp_path / "run", "train")
+    rates = [line["learning_rate"] for line in lines]
+    ends = [line["step"] - 1 for line in lines]
+    expected = compute_rates("linear", 0, 38, 0.002)[ends]
+    assert rates == pytest.approx(expected, rel=1e-4, abs=1e-9)
 
 
 @pytest.mark.long

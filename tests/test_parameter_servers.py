@@ -50,6 +50,8 @@ from running import (
 )
 from test_recipes import split_blocks
 from variants import (
+    NO_DROPOUT,
+    SMALL_IMAGES,
     apply_blocks,
     replace_image_model,
     replace_text,
@@ -592,6 +594,42 @@ def test_one_process_updates_as_the_synchronous_script(essential_script, server_
         train(script, "--epochs", "2")
     numbers = [read_numbers(script.parent / "run") for script in (server, synchronous)]
     assert_close(numbers[0], numbers[1], rel=1e-5)
+
+
+# Noise in preprocess depends on the epoch.
+NOISY_IMAGES = """
+@wraps_original
+def preprocess(original, batch, seeds, training):
+    images, labels = original(batch, seeds, training)
+    images = tf.cast(images, tf.float32)
+    if training:
+        draw = functools.partial(tf.random.stateless_normal, [8, 8, 1])
+        images += tf.map_fn(draw, seeds, fn_output_signature=tf.float32)
+    return images, labels
+"""
+
+
+def test_seeds_of_examples_are_those_of_the_synchronous_script(
+    essential_script, server_script, tmp_path
+):
+    numbers = []
+    for script in (essential_script, server_script):
+        folder = tmp_path / script.parent.parent.name
+        [copy] = write_copies(script, [folder], NO_DROPOUT, SMALL_IMAGES, NOISY_IMAGES)
+        train(copy, "--epochs", "2", "--global-batch-size", "16")
+        numbers.append(read_numbers(folder / "run"))
+    assert_close(*numbers, rel=1e-4)
+
+
+def test_loss_is_zero_if_all_weights_are(server_script, tmp_path):
+    code = """
+@wraps_original
+def preprocess(original, batch, seeds, training):
+    images, labels = original(batch, seeds, training)
+    return images, labels, tf.zeros_like(labels, tf.float32)
+"""
+    train(write_variant(server_script, tmp_path, SMALL_IMAGES, code), "--epochs", "1")
+    assert [line["loss"] for line in read_numbers(tmp_path / "run")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -683,6 +683,23 @@ def preprocess(batch, seeds, training):
         "compute_loss",
         ["takes the mean over a replica's own examples", "compute_average_loss"],
     ),
+    # The first two examples have as many tokens as the other two.
+    "mean-over-the-tokens-of-a-replica": (
+        """
+def create_datasets():
+    images = tf.fill([64, 8, 8, 1], 16)
+    tokens = tf.tile([9, 5, 7, 7], [16])
+    return [tf.data.Dataset.from_tensor_slices((images, tokens))] * 3
+
+
+def compute_loss(labels, predictions, sample_weight):
+    tokens = tf.cast(labels, "float32")
+    losses = tokens * compute_losses(labels, predictions)
+    return tf.reduce_sum(losses) / tf.reduce_sum(tokens) / config.replicas
+""",
+        "compute_loss",
+        ["a statistic of a replica's own examples", "divide by the sum over all replicas"],
+    ),
     "unscaled-regularization": (
         return_loss(
             "tf.add_n(model.losses) + tf.nn.compute_average_loss("

@@ -29,6 +29,7 @@ from running import (
     kill,
     list_checkpoints,
     read_numbers,
+    read_split,
     run_script,
     start_workers,
     train,
@@ -37,6 +38,7 @@ from running import (
 )
 from variants import (
     NO_DROPOUT,
+    NO_EXPORT,
     SMALL_IMAGES,
     insert_layer,
     kill_after_log,
@@ -291,6 +293,24 @@ def test_finished_run_changes_nothing(half_run, tmp_path):
         output = train(script, *HALF)
     assert "run is finished" in output
     assert not re.search(r"^epoch ", output, re.MULTILINE)
+
+
+USES_STEP = """
+@wraps_original
+def evaluation_step(original, batch, metrics):
+    loss, weight = original(batch, metrics)
+    return loss * (1 + state.step_in_graph), weight
+"""
+
+
+def test_repeated_validation_reads_the_step_of_the_run(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, USES_STEP, NO_EXPORT)
+    flags = ("--global-batch-size", "16", "--epochs")
+    train(script, *flags, "1")
+    [before] = read_split(tmp_path / "run", "validation")
+    train(script, *flags, "2")
+    repeated, _ = read_split(tmp_path / "run", "validation")
+    assert repeated["loss"] == before["loss"]
 
 
 def test_more_epochs_continue_a_finished_run(half_run, train_once):

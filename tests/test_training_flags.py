@@ -54,6 +54,13 @@ def test_patience_stops_after_epochs_without_improvement(train_once):
     assert int(np.argmin(losses)) == len(losses) - 3
 
 
+def test_run_that_patience_stopped_continues_with_more(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, RISING_LOSS)
+    flags = ("--global-batch-size", "16", "--epochs", "9", "--patience")
+    train(script, *flags, "1")
+    assert "resumed at step 16\n" in train(script, *flags, "2")
+
+
 def test_patience_survives_resume(complete_script, train_once, tmp_path):
     expected = train_once(*PATIENT)
     validations = read_split(expected, "validation")

@@ -392,6 +392,18 @@ def test_layers_of_one_name_are_all_saved(resume_killed, train_once):
     assert_weights_exported(contents)
 
 
+def test_layers_of_one_name_are_initialized_with_their_own_weights(
+    complete_script, train_once, tmp_path
+):
+    initial = train_once(*FLAGS, code=(SMALL_IMAGES, SAME_NAMES))
+    code = SAME_NAMES.replace("2e-3", "1e-30")  # no step changes the weights
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, code)
+    train(script, *FLAGS, "--init-checkpoint", initial)
+    expected = query("runs.read_contents", initial)["best"]["model"]
+    loaded = query("runs.read_contents", tmp_path / "run")["best"]["model"]
+    assert drop_random_states(loaded) == drop_random_states(expected)
+
+
 def assert_weights_exported(contents):
     """Assert that an export has all weights of the last checkpoint, the blocks' own among them."""
     weights = drop_random_states(contents["last"]["model"])
@@ -814,3 +826,20 @@ def test_chief_alone_calls_adapt_once(size, scripts, tmp_path):
         assert_succeeded(finish_all(start_workers(script, WORKERS, *flags)))
     train(script, "--mode", "evaluate", *FLAGS[:2])
     assert (tmp_path / "calls").read_text() == "0"
+
+
+# The splits come one after the other.
+GENERATES_SPLITS = (
+    SMALL_IMAGES
+    + """
+@wraps_original
+def create_datasets(original):
+    yield from original()
+"""
+)
+
+
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_splits_may_come_from_a_generator(size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, GENERATES_SPLITS)
+    assert "written to run" in train(script, *FLAGS[:2], "--epochs", "1")

@@ -114,19 +114,23 @@ def test_worker_needs_no_run_directory(complete_script, folders):
     assert_succeeded(finish_all(start_pair(scripts, "--epochs", "1")))
 
 
+# The epochs of the run in each worker's folder.
 @pytest.mark.parametrize(
-    "is_begun",
-    [False, pytest.param(True, marks=LONG)],
-    ids=["new run", "resumed run"],
+    "epochs",
+    [
+        pytest.param([], id="new run"),
+        pytest.param(["2"], id="resumed run", marks=LONG),
+        pytest.param(["2", "1"], id="old copy"),
+    ],
 )
 def test_essential_script_rejects_workers_without_a_shared_folder(
-    is_begun, essential_script, train_once, folders
+    epochs, essential_script, train_once, folders
 ):
     scripts = write_copies(essential_script, folders)
-    if is_begun:
-        run_dir = train_once(*FLAGS[:2], "--epochs", "2", *TWO_REPLICAS)
-        shutil.copytree(run_dir, folders[0] / "run")
-        shutil.rmtree(folders[0] / "run" / "export")
+    for folder, count in zip(folders, epochs, strict=False):
+        run_dir = train_once(*FLAGS[:2], "--epochs", count, *TWO_REPLICAS)
+        shutil.copytree(run_dir, folder / "run")
+        shutil.rmtree(folder / "run" / "export")
     for outcome in finish_all(start_pair(scripts, *FLAGS), timeout=60):
         assert outcome.code == 2
         assert "not shared by all workers" in outcome.errors
@@ -418,6 +422,13 @@ def test_exception_in_a_hook_ends_the_other_worker(index, complete_script, tmp_p
     assert other.errors.startswith(f"train.py: stopped: worker {index} failed")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["workers"] == 2
+
+
+def test_folder_that_the_chief_cannot_create_is_named_by_all_workers(complete_script, folders):
+    scripts = write_copies(complete_script, folders)
+    workers = start_pair(scripts, "--run-dir", "/proc/no/run")
+    for outcome in finish_all(workers, timeout=60):
+        assert_fails(outcome, 2, "--run-dir /proc/no/run")
 
 
 # The export at the start, which shows errors of the hooks, is not of the run.

@@ -1,7 +1,7 @@
 def check_run_dir():
     """Raise WrongInput if the run can't use --run-dir, before anything is written."""
     problem = None
-    if "://" in config.run_dir:
+    if re.search("^$|://", config.run_dir):
         problem = "is not a local folder"
     elif not config.run_dir.isprintable() or set("[\\") & set(run_path().as_posix()):
         problem = "has [, \\ or a character that can't be printed, which TensorFlow can't use"

@@ -10,7 +10,7 @@ def explain_error(error):
         )
     # If a GPU's memory is used up, a report of it has an "XLA Label" for each buffer.
     if config.jit_compile and re.search("XLA(?! Label)", text):
-        operations = re.findall(r"(\w+) \(No registered", text)
+        operations = re.findall(r"\b([A-Z]\w+) \(No registered", text)
         return WrongInput(
             f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; leave it out"
         )
@@ -39,7 +39,10 @@ def find_lost_workers(error):
     is an UnknownError, like an exception of a hook's Python code. Only its text differs.
     """
     # `!r` is its repr, which begins with the type.
-    failures = "(?i)^(Unavailable|Aborted)Error|coordination|invoking NCCL|current incarnation"
+    failures = (
+        "(?i)^(Unavailable|Aborted|DeadlineExceeded)Error|"
+        "coordination|invoking NCCL|current incarnation"
+    )
     if config.workers == 1 or not re.search(failures, f"{error!r}{error}"):
         return ""
     tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", f"{error}"))

@@ -142,7 +142,8 @@ def read_or_adapt(checkpoint):
     """Return the content of adapted.json or, in a new run, what `adapt` returns."""
     if checkpoint:
         return read_object("adapted.json")
-    result = adapt(create_datasets()[0])  # not from the loaded examples, to save memory
+    train_split, *_ = create_datasets()  # the loaded examples would need memory again
+    result = adapt(train_split)
     initial = read_initial_adapted()
     if initial.keys() == result.keys():
         return initial

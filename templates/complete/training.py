@@ -1,6 +1,5 @@
-def train_epochs(train_set, validation_set):
+def train_epochs(iterator, validation_set):
     """Train to the last step, in loops of nearly equal length."""
-    iterator, _ = train_set
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:

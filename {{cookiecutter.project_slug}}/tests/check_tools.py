@@ -174,24 +174,27 @@ def unpack(preprocessed, size):
 
 
 def cut_batch(structure, size):
-    """Cut [4, …] tensors into batches of a smaller size.
+    """Cut [4, …] tensors into batches of a smaller size."""
+    return [select_examples(structure, first, first + size) for first in range(0, 4, size)]
+
+
+def select_examples(structure, *bounds):
+    """Return a slice of [4, …] tensors.
 
     None and tensors without a batch dimension, such as a learned scale, remain as they are.
     """
+    examples = slice(*bounds)
 
-    def select(first):
-        def cut(tensor):
-            if not has_batch_dimension(tensor):
-                return tensor
-            part = tensor[first : first + size]
-            mask = getattr(tensor, "_keras_mask", None)
-            if mask is not None:  # Keras's losses leave out the tokens that it masks
-                part._keras_mask = mask[first : first + size]
-            return part
+    def select(tensor):
+        if not has_batch_dimension(tensor):
+            return tensor
+        part = tensor[examples]
+        mask = getattr(tensor, "_keras_mask", None)
+        if mask is not None:  # Keras's losses leave out the tokens that it masks
+            part._keras_mask = mask[examples]
+        return part
 
-        return tf.nest.map_structure(cut, structure)
-
-    return [select(first) for first in range(0, 4, size)]
+    return tf.nest.map_structure(select, structure)
 
 
 def has_batch_dimension(tensor):

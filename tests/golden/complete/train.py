@@ -5,7 +5,7 @@
 """TF Distribute: train on one device or many.
 
     uv run train.py                     train, or resume from the last checkpoint
-    uv run train.py --replicas 4        train on four logical CPU devices
+    uv run train.py --replicas 4        use four logical CPU devices
     uv run train.py --mode evaluate     test the best checkpoint of the run
     TF_CONFIG='{"cluster": ...}' uv run train.py     run one of several workers; see README.md
 
@@ -30,6 +30,7 @@ import os
 import pickle
 import platform
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -99,12 +100,13 @@ def flag(default, text, **options):
 def bounded(kind, above=0, below=2**31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
-    def number(text):  # argparse prints this name
+    def number(text):
         value = kind(text)
         if not above < value < below:
             raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
+    number.__name__ = kind.__name__  # argparse prints this name
     return number
 
 
@@ -354,6 +356,8 @@ def compute_loss(labels, predictions, sample_weight):
     The shares of all replicas add up to sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the
     regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
+    # TODO(you): other terms, or another divisor, such as the number of tokens on all replicas. The
+    # shares of the replicas have to add up to the training loss.
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):
@@ -1759,7 +1763,7 @@ def run_path(*parts):
 def check_run_dir():
     """Raise WrongInput if the run can't use --run-dir, before anything is written."""
     problem = None
-    if "://" in config.run_dir:
+    if re.search("^$|://", config.run_dir):
         problem = "is not a local folder"
     elif not config.run_dir.isprintable() or set("[\\") & set(run_path().as_posix()):
         problem = "has [, \\ or a character that can't be printed, which TensorFlow can't use"
@@ -1813,12 +1817,13 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
-    git = subprocess.run(
-        "git rev-parse HEAD", cwd=Path(__file__).parent, shell=True, capture_output=True, text=True
-    )
+    folder = shlex.quote(f"{Path(__file__).parent}")
     return {
         **dataclasses.asdict(config),
-        "git_commit": git.stdout.strip() or None,
+        "git_commit": subprocess.getoutput(
+            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null"
+        )
+        or None,
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
@@ -1983,7 +1988,8 @@ def read_or_adapt(checkpoint):
     """Return the content of adapted.json or, in a new run, what `adapt` returns."""
     if checkpoint:
         return read_object("adapted.json")
-    result = adapt(create_datasets()[0])  # not from the loaded examples, to save memory
+    train_split, *_ = create_datasets()  # the loaded examples would need memory again
+    result = adapt(train_split)
     initial = read_initial_adapted()
     if initial.keys() == result.keys():
         return initial
@@ -2174,9 +2180,8 @@ def is_checkpoint_due(loop_start):
     return state.step // every > loop_start // every
 
 
-def train_epochs(train_set, validation_set):
+def train_epochs(iterator, validation_set):
     """Train to the last step, in loops of nearly equal length."""
-    iterator, _ = train_set
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
@@ -2375,7 +2380,7 @@ def explain_error(error):
         )
     # If a GPU's memory is used up, a report of it has an "XLA Label" for each buffer.
     if config.jit_compile and re.search("XLA(?! Label)", text):
-        operations = re.findall(r"(\w+) \(No registered", text)
+        operations = re.findall(r"\b([A-Z]\w+) \(No registered", text)
         return WrongInput(
             f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; leave it out"
         )
@@ -2404,7 +2409,10 @@ def find_lost_workers(error):
     is an UnknownError, like an exception of a hook's Python code. Only its text differs.
     """
     # `!r` is its repr, which begins with the type.
-    failures = "(?i)^(Unavailable|Aborted)Error|coordination|invoking NCCL|current incarnation"
+    failures = (
+        "(?i)^(Unavailable|Aborted|DeadlineExceeded)Error|"
+        "coordination|invoking NCCL|current incarnation"
+    )
     if config.workers == 1 or not re.search(failures, f"{error!r}{error}"):
         return ""
     tasks = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", f"{error}"))
@@ -2483,8 +2491,8 @@ def main(argv=None):
 
     # 5. Train.
     first_step = state.step + state.skipped
-    train_set = create_input(*datasets["train"], training=True, first_step=first_step)
-    train_epochs(train_set, validation_set)
+    iterator, _ = create_input(*datasets["train"], training=True, first_step=first_step)
+    train_epochs(iterator, validation_set)
 
     # 6. Test the checkpoint to export.
     test_best_checkpoint(test_set)

@@ -5,7 +5,7 @@
 """TF Distribute: train on one device or many.
 
     uv run train.py                     train, or resume from the last checkpoint
-    uv run train.py --replicas 4        train on four logical CPU devices
+    uv run train.py --replicas 4        use four logical CPU devices
     uv run train.py --mode evaluate     test the best checkpoint of the run
     TF_CONFIG='{"cluster": ...}' uv run train.py     run one of several workers; see README.md
 
@@ -27,6 +27,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -89,12 +90,13 @@ def flag(default, text, **options):
 def bounded(kind, above=0, below=2**31):
     """Return a function that parses the number of a flag, and checks its bounds."""
 
-    def number(text):  # argparse prints this name
+    def number(text):
         value = kind(text)
         if not above < value < below:
             raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
+    number.__name__ = kind.__name__  # argparse prints this name
     return number
 
 
@@ -285,6 +287,8 @@ def compute_loss(labels, predictions, sample_weight):
     The shares of all replicas add up to sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the
     regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
+    # TODO(you): other terms, or another divisor, such as the number of tokens on all replicas. The
+    # shares of the replicas have to add up to the training loss.
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):
@@ -1127,16 +1131,17 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
-    git = subprocess.run(
-        "git rev-parse HEAD", cwd=Path(__file__).parent, shell=True, capture_output=True, text=True
-    )
+    folder = shlex.quote(f"{Path(__file__).parent}")
     return {
         # Settings of the complete script, which may resume this run or have started it.
         "schedule": "constant",
         "warmup_steps": 0,
         "precision": "float32",
         **dataclasses.asdict(config),
-        "git_commit": git.stdout.strip() or None,
+        "git_commit": subprocess.getoutput(
+            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null"
+        )
+        or None,
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
@@ -1186,7 +1191,7 @@ def find_run():
     run under way, or if the training data have changed: examples that the model was trained on may
     be in the test split now.
     """
-    if re.search(r"://|[\[\\]", config.run_dir):
+    if re.search(r"^$|://|[\[\\]", config.run_dir):
         raise WrongInput(
             f"--run-dir {config.run_dir} is no local folder, or has [ or \\; use another folder"
         )
@@ -1368,9 +1373,8 @@ def is_checkpoint_due(loop_start):
     return state.step // every > loop_start // every
 
 
-def train_epochs(train_set, validation_set):
+def train_epochs(iterator, validation_set):
     """Train to the last step, in loops of nearly equal length."""
-    iterator, _ = train_set
     on_signals(lambda *received: signals.append(received))
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
@@ -1464,6 +1468,10 @@ def report_error(error):
     failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed; start all workers again")
+    if re.search("No space left|quota exceeded", f"{error}"):
+        error = RunFailed(
+            f"the disk is full, or its quota is used up ({error}); make room and start again"
+        )
     if is_in_run_dir(error):
         error = WrongInput(f"--run-dir {config.run_dir}: {error}; fix it, or use another folder")
     if not hasattr(error, "exit_code"):
@@ -1507,8 +1515,8 @@ def main(argv=None):
     print_start()
 
     # 5. Train.
-    train_set = create_input(*datasets["train"], training=True, first_step=state.step)
-    train_epochs(train_set, validation_set)
+    iterator, _ = create_input(*datasets["train"], training=True, first_step=state.step)
+    train_epochs(iterator, validation_set)
 
     # 6. Test the best checkpoint.
     test_best_checkpoint(test_set)
