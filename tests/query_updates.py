@@ -96,6 +96,20 @@ def compare_embedding_updates(path, *flags):
     several times in a batch are one sum.
     """
     script = begin_complete(path, "--global-batch-size", "8", *flags)
+    # Not the script's Adam: the script sums the gradients before any optimizer.
+    use_model_of_words(script, script.keras.optimizers.Adam, 0.01)
+    expected = PlainAdam(as_float64(script.model.trainable_variables), 0.01)
+    run = create_train_function(script)
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        words, labels = draw_words(random)
+        run(distribute_batch(script, words, labels))
+        expected.apply(differentiate(expected.weights, words, labels))
+    return compare_slots(script, expected)
+
+
+def use_model_of_words(script, kind_of_optimizer, rate):
+    """Give a script a model with an embedding, whose gradients `differentiate` returns."""
     keras = script.keras
     with script.strategy.scope():
         layers = [
@@ -104,28 +118,49 @@ def compare_embedding_updates(path, *flags):
             keras.layers.GlobalAveragePooling1D(),
             keras.layers.Dense(3),
         ]
-        model = keras.Sequential(layers)
         loss = keras.losses.SparseCategoricalCrossentropy(
             from_logits=True,
             reduction="none",
         )
-        # Not the script's Adam: the script sums the gradients before any optimizer.
         use_model(
             script,
-            model,
-            keras.optimizers.Adam(0.01),
+            keras.Sequential(layers),
+            kind_of_optimizer(rate),
             loss,
         )
-    expected = PlainAdam(as_float64(model.trainable_variables), 0.01)
+
+
+def draw_words(random):
+    """Return eight examples. The largest index never comes, and some of the others come often."""
+    words = random.choice([0, 1, 1, 1, 2, 5, 9], [8, 5]).astype("int32")
+    labels = random.integers(0, 3, 8).astype("int32")
+    return words, labels
+
+
+def compare_sam(path, *flags):
+    """Return the largest error of the weights after a step of the recipe, compared with NumPy.
+
+    It is relative to how much the weights change by the move.
+    """
+    script = begin(path, "--global-batch-size", "8", *flags)
+    use_model_of_words(script, script.keras.optimizers.SGD, 1.0)
+    variables = script.model.trainable_variables
+    weights = as_float64(variables)
+    batch = draw_words(np.random.default_rng(0))
+    plain = differentiate(weights, *batch)
+    squares = [np.sum(gradient**2) for gradient in plain]
+    scale = script.RHO / np.sqrt(sum(squares))
+    moved = [weight + scale * plain[i] for i, weight in enumerate(weights)]
+    sharp = differentiate(moved, *batch)
     run = create_train_function(script)
-    random = np.random.default_rng(0)
-    for _ in range(3):
-        # Few indices, so each comes often. The largest index never comes.
-        words = random.choice([0, 1, 1, 1, 2, 5, 9], [8, 5]).astype("int32")
-        labels = random.integers(0, 3, 8).astype("int32")
-        run(distribute_batch(script, words, labels))
-        expected.apply(differentiate(expected.weights, words, labels))
-    return compare_slots(script, expected)
+    run(distribute_batch(script, *batch))
+    errors = []
+    for i, variable in enumerate(variables):
+        expected = weights[i] - sharp[i]
+        change = np.abs(sharp[i] - plain[i]).max()
+        error = measure_error(script, variable, expected)
+        errors.append(error / float(change))
+    return max(errors)
 
 
 def compare_slots(script, expected):
@@ -314,7 +349,12 @@ def create_small_model(script):
         if script.config.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1024.0)
         loss = keras.losses.Huber(reduction="none")
-        use_model(script, keras.Sequential(layers), optimizer, loss)
+        use_model(
+            script,
+            keras.Sequential(layers),
+            optimizer,
+            loss,
+        )
 
 
 def run_overflow(path, *flags):

@@ -134,6 +134,45 @@ def test_images_and_curves_are_written(small, tmp_path):
     assert {"loss", "kernels", "kernel_norm"} <= set(names)
 
 
+# Sums that have to be read: "3 and 4 are" has the label 7.
+SUMS = """
+def create_datasets():
+    pairs = [(a, b) for a in range(5) for b in range(5)] * 12
+    texts = [f"{a} and {b} are" for a, b in pairs]
+    dataset = tf.data.Dataset.from_tensor_slices((texts, [a + b for a, b in pairs]))
+    return [dataset, dataset, dataset]
+"""
+READS_WORDS = """
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([8], dtype="int32"),
+                keras.layers.Embedding(1000, 16),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(32, activation="silu"),
+                keras.layers.Dense(10),
+            ]
+        )
+        return model, Adam(0.02)
+"""
+READS_SUM = """
+import tensorflow as tf
+model = tf.saved_model.load("run/export")
+print(tf.argmax(model.serve(tf.constant(["3 and 4 are"])), axis=1).numpy())
+"""
+
+
+def test_layer_has_learned_its_vocabulary(small, tmp_path):
+    blocks = [find_block("TextVectorization")]
+    text, replaced = apply_blocks(small.read_text("utf-8"), blocks)
+    assert sorted(replaced) == ["adapt", "preprocess"]
+    (tmp_path / "edited.py").write_text(text, encoding="utf-8")
+    train(write_variant(tmp_path / "edited.py", tmp_path, SUMS, READS_WORDS), "--epochs", "20")
+    assert read_metrics(tmp_path / "run")[-1]["accuracy"] > 0.9
+    assert run_with_tensorflow(READS_SUM, tmp_path) == "[7]\n"
+
+
 def test_other_data_are_tested(small, tmp_path):
     train(small, *TINY)
     [before] = [line for line in read_metrics(small.parent / "run") if line["split"] == "test"]

@@ -153,6 +153,13 @@ def test_checkpoints_of_a_student_lack_its_teacher(create_project):
         assert len(student[kind]["model"]) == 4  # kernel and bias of two layers
 
 
+@pytest.mark.parametrize("replicas", ["1", "2"])
+def test_sam_takes_the_gradient_at_the_moved_weights(replicas, create_project):
+    project = create_project("sam", "essential")
+    flags = ("--replicas", replicas)
+    assert query("updates.compare_sam", project / "train.py", *flags) < 1e-3
+
+
 @pytest.mark.long
 def test_lora_trains_no_kernel(create_project):
     project = create_project("lora", random.Random(f"{SEED} lora").choice(SIZES))
