@@ -11,11 +11,13 @@ def report_error(error):
     # {% else %}
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
     # differs. `!r` is its repr, which begins with the type.
-    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
-    if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
+    if config.workers > 1 and re.search(
+        "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation",
+        f"{error!r}{error}",
+    ):
         error = RunInterrupted("a worker failed; start all workers again")
     # {% endif %}
-    if re.search("No space left|quota exceeded", f"{error}"):
+    if re.search("No space left|Disk quota exceeded", f"{error}"):
         error = RunFailed(
             f"the disk is full, or its quota is used up ({error}); make room and start again"
         )

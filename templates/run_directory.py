@@ -47,9 +47,9 @@ def describe_run():
         "precision": "float32",
         # {% endif %}
         **dataclasses.asdict(config),
-        "git_commit": subprocess.getoutput(
-            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null"
-        )
+        "git_commit": os.popen(
+            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null | tr -d '\\n'"
+        ).read()
         or None,
         "versions": {
             "python": platform.python_version(),

@@ -26,7 +26,7 @@ KINDS = [("v1", "Service"), ("v1", "PersistentVolumeClaim"), ("batch/v1", "Job")
 SPEC = "2.spec.template.spec"  # the pods' specification
 CONTAINER = f"{SPEC}.containers.0"
 RULES = "2.spec.podFailurePolicy.rules"
-RESUMABLE = (134, 137, 139, 143, 255)  # exit codes after which the run resumes
+RESUMABLE = (132, 134, 135, 136, 137, 139, 143, 255)  # exit codes after which the run resumes
 ABSENT = object()
 
 UV = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets it
@@ -493,8 +493,8 @@ MUTANTS = [
     (f"{RULES}.1.onExitCodes.operator", "Not"),
     (f"{RULES}.1.onExitCodes.values", [143]),
     (f"{RULES}.1.onExitCodes.values", [143, 255]),
-    (f"{RULES}.1.onExitCodes.values", [255, 143, 139, 137, 134]),
-    (f"{RULES}.1.onExitCodes.values", [1, 134, 137, 139, 143, 255]),
+    (f"{RULES}.1.onExitCodes.values", RESUMABLE[::-1]),
+    (f"{RULES}.1.onExitCodes.values", [1, *RESUMABLE]),
     (f"{RULES}.1.onExitCodes.values", []),
     ("2.spec.template.metadata.labels.app", "other"),
     ("2.spec.template.metadata", ABSENT),

@@ -1885,6 +1885,18 @@ def compute_losses(labels, predictions):
 """
 )
 
+# Two rows that follow each other belong together, on each replica.
+PAIRS = return_loss(
+    "tf.reduce_sum(tf.reduce_max(tf.reshape(losses * sample_weight, [-1, 2]), axis=1))"
+    " / GLOBAL_BATCH_SIZE"
+)
+
+GENERATED_SPLITS = """
+@wraps_original
+def create_datasets(original):
+    yield from original()
+"""
+
 # As for a masked autoencoder: `preprocess` masks pixels in evaluation, too.
 MASKS = """
 def preprocess(batch, seeds, training):
@@ -2276,6 +2288,8 @@ CORRECT = {
     "compute_gradients of another batch": (OTHER_BATCH, CONTRACT),
     "no compute_gradients": (WITHOUT_GRADIENTS, CONTRACT),
     "labels that compute_losses changes": (ONE_HOT, CONTRACT),
+    "losses of pairs": (PAIRS, CONTRACT),
+    "splits of a generator": (GENERATED_SPLITS, f"{CONTRACT} or {KILLED} or {EXPORT}"),
     "random numbers in evaluation": (MASKS, f"{CONTRACT} or {EVALUATION} or {EXPORT}"),
     "a schedule of the run's length": (OWN_SCHEDULE, f"{CONTRACT} or {EVALUATION}"),
     "decoded in create_datasets": (DECODED_IN_DATASETS, f"{CONTRACT} or {KILLED}"),

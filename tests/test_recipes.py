@@ -13,8 +13,8 @@ import re
 import numpy as np
 import pytest
 from rendering import SIZES, TEMPLATE, assert_ruff_clean
-from running import SEED, query, read_metrics, run_project_tests, run_script, train
-from variants import apply_blocks, replace_text
+from running import SEED, query, read_metrics, read_split, run_project_tests, run_script, train
+from variants import apply_blocks, replace_image_model, replace_text, write_variant
 
 FOLDER = TEMPLATE / "docs" / "recipes"
 PAGES = {}
@@ -158,6 +158,22 @@ def test_sam_takes_the_gradient_at_the_moved_weights(replicas, create_project):
     project = create_project("sam", "essential")
     flags = ("--replicas", replicas)
     assert query("updates.compare_sam", project / "train.py", *flags) < 1e-3
+
+
+# The layer's own loss is the only one.
+ACTIVITY_LOSS = """
+def compute_losses(labels, predictions):
+    return 0 * loss_object(labels, predictions)
+""" + replace_image_model(
+    "keras.layers.Flatten()", 'keras.layers.Dense(10, activity_regularizer="l2")'
+)
+
+
+def test_sam_trains_with_a_loss_of_a_layer(create_project, tmp_path):
+    project = create_project("sam", "essential")
+    train(write_variant(project / "train.py", tmp_path, ACTIVITY_LOSS), *FLAGS)
+    first, *_, last = read_split(tmp_path / "run", "train")
+    assert last["loss"] < 0.9 * first["loss"]
 
 
 @pytest.mark.long

@@ -3,7 +3,7 @@ def explain_error(error):
     text = f"{error}"
     if hasattr(error, "exit_code"):
         return error
-    if re.search("No space left|quota exceeded", text):
+    if re.search("No space left|Disk quota exceeded", text):
         return RunFailed(
             f"the disk of {run_path().resolve()} or of {state.scratch} is full, or its quota is "
             "used up; make room and start the same command again"

@@ -142,7 +142,7 @@ def read_or_adapt(checkpoint):
     """Return the content of adapted.json or, in a new run, what `adapt` returns."""
     if checkpoint:
         return read_object("adapted.json")
-    train_split, *_ = create_datasets()  # the loaded examples would need memory again
+    train_split, *_ = create_datasets()  # a dataset of the loaded examples would copy them
     result = adapt(train_split)
     initial = read_initial_adapted()
     if initial.keys() == result.keys():

@@ -24,7 +24,7 @@ from train import np, tf
 
 
 def check_datasets():
-    splits = train.create_datasets()
+    splits = list(train.create_datasets())
     if len(splits) != 3:
         yield f"returns {len(splits)} datasets; return 3: train, validation and test"
         return
@@ -259,7 +259,8 @@ def check_evaluation_weights(split):
 
 def has_weight(split):
     """Return whether any example of a split has a weight above 0 in evaluation."""
-    for fetched in fetch_batches(train.create_datasets()[split].batch(128)):
+    splits = list(train.create_datasets())
+    for fetched in fetch_batches(splits[split].batch(128)):
         count = len(tf.nest.flatten(fetched)[0])
         seeds = tf.zeros([count, 2], tf.int32)
         *_, weight = train.preprocess(fetched, seeds, training=False)

@@ -116,7 +116,8 @@ def describe_error(error):
 @functools.cache
 def read_examples(split):
     """Return up to 32 examples of a split, as a dataset that is the same for all checks."""
-    examples = train.create_datasets()[split].take(32).batch(32).get_single_element()
+    splits = list(train.create_datasets())
+    examples = splits[split].take(32).batch(32).get_single_element()
     return tf.data.Dataset.from_tensor_slices(examples)
 
 
@@ -175,23 +176,26 @@ def unpack(preprocessed, size):
 
 def cut_batch(structure, size):
     """Cut [4, …] tensors into batches of a smaller size."""
-    return [select_examples(structure, first, first + size) for first in range(0, 4, size)]
+    batches = []
+    for start in range(0, 4, size):
+        places = list(range(start, start + size))
+        batches.append(select_examples(structure, places))
+    return batches
 
 
-def select_examples(structure, *bounds):
-    """Return a slice of [4, …] tensors.
+def select_examples(structure, places):
+    """Return the examples at some places of [4, …] tensors.
 
     None and tensors without a batch dimension, such as a learned scale, remain as they are.
     """
-    examples = slice(*bounds)
 
     def select(tensor):
         if not has_batch_dimension(tensor):
             return tensor
-        part = tensor[examples]
+        part = tf.gather(tensor, places)
         mask = getattr(tensor, "_keras_mask", None)
         if mask is not None:  # Keras's losses leave out the tokens that it masks
-            part._keras_mask = mask[examples]
+            part._keras_mask = tf.gather(mask, places)
         return part
 
     return tf.nest.map_structure(select, structure)

@@ -125,7 +125,8 @@ def cut_datasets():
         return [cut(first, is_training=True), *(cut(each, is_training=False) for each in others)]
 
     def adapt_to_all(_):
-        return adapt(create_datasets()[0])
+        all_examples, *_ = create_datasets()
+        return adapt(all_examples)
 
     train.create_datasets = create_cut_datasets
     train.adapt = adapt_to_all

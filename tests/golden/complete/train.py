@@ -34,7 +34,6 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -1820,9 +1819,9 @@ def describe_run():
     folder = shlex.quote(f"{Path(__file__).parent}")
     return {
         **dataclasses.asdict(config),
-        "git_commit": subprocess.getoutput(
-            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null"
-        )
+        "git_commit": os.popen(
+            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null | tr -d '\\n'"
+        ).read()
         or None,
         "versions": {
             "python": platform.python_version(),
@@ -1988,7 +1987,7 @@ def read_or_adapt(checkpoint):
     """Return the content of adapted.json or, in a new run, what `adapt` returns."""
     if checkpoint:
         return read_object("adapted.json")
-    train_split, *_ = create_datasets()  # the loaded examples would need memory again
+    train_split, *_ = create_datasets()  # a dataset of the loaded examples would copy them
     result = adapt(train_split)
     initial = read_initial_adapted()
     if initial.keys() == result.keys():
@@ -2059,7 +2058,7 @@ def report_export_errors(form):
     try:
         yield
     except Exception as error:  # hooks can raise any type
-        if re.search("No space left|quota exceeded", f"{error}"):
+        if re.search("No space left|Disk quota exceeded", f"{error}"):
             raise
         print_status(f"export: the model can't be written as {form}: {get_reason(error)}")
 
@@ -2373,7 +2372,7 @@ def explain_error(error):
     text = f"{error}"
     if hasattr(error, "exit_code"):
         return error
-    if re.search("No space left|quota exceeded", text):
+    if re.search("No space left|Disk quota exceeded", text):
         return RunFailed(
             f"the disk of {run_path().resolve()} or of {state.scratch} is full, or its quota is "
             "used up; make room and start the same command again"

@@ -30,7 +30,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -1141,9 +1140,9 @@ def describe_run():
         "warmup_steps": 0,
         "precision": "float32",
         **dataclasses.asdict(config),
-        "git_commit": subprocess.getoutput(
-            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null"
-        )
+        "git_commit": os.popen(
+            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null | tr -d '\\n'"
+        ).read()
         or None,
         "versions": {
             "python": platform.python_version(),
@@ -1468,10 +1467,12 @@ def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
     # differs. `!r` is its repr, which begins with the type.
-    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
-    if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
+    if config.workers > 1 and re.search(
+        "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation",
+        f"{error!r}{error}",
+    ):
         error = RunInterrupted("a worker failed; start all workers again")
-    if re.search("No space left|quota exceeded", f"{error}"):
+    if re.search("No space left|Disk quota exceeded", f"{error}"):
         error = RunFailed(
             f"the disk is full, or its quota is used up ({error}); make room and start again"
         )

@@ -31,7 +31,6 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -1292,9 +1291,9 @@ def describe_run():
         "warmup_steps": 0,
         "precision": "float32",
         **dataclasses.asdict(config),
-        "git_commit": subprocess.getoutput(
-            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null"
-        )
+        "git_commit": os.popen(
+            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null | tr -d '\\n'"
+        ).read()
         or None,
         "versions": {
             "python": platform.python_version(),
@@ -1627,7 +1626,7 @@ def report_error(error):
         error = RunInterrupted(
             "a parameter server failed, or the chief's port is in use; start all tasks again"
         )
-    if re.search("No space left|quota exceeded", f"{error}"):
+    if re.search("No space left|Disk quota exceeded", f"{error}"):
         error = RunFailed(
             f"the disk is full, or its quota is used up ({error}); make room and start again"
         )
