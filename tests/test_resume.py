@@ -45,6 +45,7 @@ from variants import (
     lose_loop,
     reformat_definition,
     replace_image_model,
+    replace_text,
     run_before,
     write_copies,
     write_edited,
@@ -465,6 +466,19 @@ def test_resume_rejects_edited_hooks(
     with assert_unchanged(run_dir):
         outcome = run_script(script, *SMALL_FLAGS)
     assert_rejected(outcome, ", ".join(names), "run/train.py")
+
+
+def test_resume_rejects_a_script_that_lacks_a_function(
+    complete_script, copy_of_stopped_run, tmp_path
+):
+    function = "\n\ndef helper():\n    return 1\n"
+    replace_text(
+        copy_of_stopped_run / "train.py", copy_of_stopped_run, ("\n# 4. ", f"{function}\n\n# 4. ")
+    )
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES)
+    with assert_unchanged(copy_of_stopped_run):
+        outcome = run_script(script, *SMALL_FLAGS)
+    assert_rejected(outcome, ": helper; undo it", "run/train.py")
 
 
 @pytest.mark.long

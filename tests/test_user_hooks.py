@@ -839,7 +839,7 @@ def create_datasets(original):
 )
 
 
-@pytest.mark.parametrize("size", ["essential", "complete"])
-def test_splits_may_come_from_a_generator(size, scripts, tmp_path):
-    script = write_variant(scripts[size], tmp_path, GENERATES_SPLITS)
+@pytest.mark.parametrize("size", [*SIZES, "parameter_server"])
+def test_splits_may_come_from_a_generator(size, all_scripts, tmp_path):
+    script = write_variant(all_scripts[size], tmp_path, GENERATES_SPLITS)
     assert "written to run" in train(script, *FLAGS[:2], "--epochs", "1")
