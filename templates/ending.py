@@ -11,10 +11,8 @@ def report_error(error):
     # {% else %}
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
     # differs. `!r` is its repr, which begins with the type.
-    if config.workers > 1 and re.search(
-        "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation",
-        f"{error!r}{error}",
-    ):
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
+    if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed; start all workers again")
     # {% endif %}
     if re.search("No space left|Disk quota exceeded", f"{error}"):

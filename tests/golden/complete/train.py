@@ -1816,13 +1816,10 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
-    folder = shlex.quote(f"{Path(__file__).parent}")
+    git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
         **dataclasses.asdict(config),
-        "git_commit": os.popen(
-            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null | tr -d '\\n'"
-        ).read()
-        or None,
+        "git_commit": os.popen(f"{git} 2> /dev/null | tr -d '\\n'").read() or None,
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,

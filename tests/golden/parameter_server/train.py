@@ -1284,17 +1284,14 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
-    folder = shlex.quote(f"{Path(__file__).parent}")
+    git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
         # Settings of the complete script, which may resume this run or have started it.
         "schedule": "constant",
         "warmup_steps": 0,
         "precision": "float32",
         **dataclasses.asdict(config),
-        "git_commit": os.popen(
-            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null | tr -d '\\n'"
-        ).read()
-        or None,
+        "git_commit": os.popen(f"{git} 2> /dev/null | tr -d '\\n'").read() or None,
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,

@@ -1237,17 +1237,14 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
-    folder = shlex.quote(f"{Path(__file__).parent}")
+    git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
         # Settings of the complete script, which may resume this run or have started it.
         "schedule": "constant",
         "warmup_steps": 0,
         "precision": "float32",
         **dataclasses.asdict(config),
-        "git_commit": os.popen(
-            f"git -C {folder} rev-parse --verify --quiet HEAD 2> /dev/null | tr -d '\\n'"
-        ).read()
-        or None,
+        "git_commit": os.popen(f"{git} 2> /dev/null | tr -d '\\n'").read() or None,
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
@@ -1576,10 +1573,8 @@ def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
     # differs. `!r` is its repr, which begins with the type.
-    if config.workers > 1 and re.search(
-        "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation",
-        f"{error!r}{error}",
-    ):
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
+    if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed; start all workers again")
     if re.search("No space left|Disk quota exceeded", f"{error}"):
         error = RunFailed(
