@@ -18,6 +18,7 @@ def find_run():
     run under way, or if the training data have changed: examples that the model was trained on may
     be in the test split now.
     """
+    # Without a name, the run would fill the current folder.
     if re.search(r"^$|://|[\[\\]", config.run_dir):
         raise WrongInput(
             f"--run-dir {config.run_dir} is no local folder, or has [ or \\; use another folder"

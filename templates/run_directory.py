@@ -38,6 +38,7 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
+    # The output is empty if there is no commit. `tr` removes its line break.
     git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
         # {% if cookiecutter.__size != "complete" %}

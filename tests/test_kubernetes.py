@@ -26,7 +26,7 @@ KINDS = [("v1", "Service"), ("v1", "PersistentVolumeClaim"), ("batch/v1", "Job")
 SPEC = "2.spec.template.spec"  # the pods' specification
 CONTAINER = f"{SPEC}.containers.0"
 RULES = "2.spec.podFailurePolicy.rules"
-RESUMABLE = (132, 134, 135, 136, 137, 139, 143, 255)  # exit codes after which the run resumes
+RESUMABLE = (*range(132, 140), 143, 255)  # exit codes after which the run resumes
 ABSENT = object()
 
 UV = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets it

@@ -3,7 +3,7 @@ def explain_error(error):
     text = f"{error}"
     if hasattr(error, "exit_code"):
         return error
-    if re.search("No space left|Disk quota exceeded", text):
+    if is_disk_full(error):
         return RunFailed(
             f"the disk of {run_path().resolve()} or of {state.scratch} is full, or its quota is "
             "used up; make room and start the same command again"
@@ -30,6 +30,10 @@ def explain_error(error):
     if is_in_run_dir(error):
         return WrongInput(f"--run-dir {config.run_dir}: {text}; fix it, or use another folder")
     return error
+
+
+def is_disk_full(error):
+    return re.search("No space left|Disk quota exceeded", f"{error}")
 
 
 def find_lost_workers(error):

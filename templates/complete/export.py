@@ -49,6 +49,6 @@ def report_export_errors(form):
     try:
         yield
     except Exception as error:  # hooks can raise any type
-        if re.search("No space left|Disk quota exceeded", f"{error}"):
+        if is_disk_full(error):
             raise
         print_status(f"export: the model can't be written as {form}: {get_reason(error)}")

@@ -1816,6 +1816,7 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
+    # The output is empty if there is no commit. `tr` removes its line break.
     git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
         **dataclasses.asdict(config),
@@ -2055,7 +2056,7 @@ def report_export_errors(form):
     try:
         yield
     except Exception as error:  # hooks can raise any type
-        if re.search("No space left|Disk quota exceeded", f"{error}"):
+        if is_disk_full(error):
             raise
         print_status(f"export: the model can't be written as {form}: {get_reason(error)}")
 
@@ -2369,7 +2370,7 @@ def explain_error(error):
     text = f"{error}"
     if hasattr(error, "exit_code"):
         return error
-    if re.search("No space left|Disk quota exceeded", text):
+    if is_disk_full(error):
         return RunFailed(
             f"the disk of {run_path().resolve()} or of {state.scratch} is full, or its quota is "
             "used up; make room and start the same command again"
@@ -2396,6 +2397,10 @@ def explain_error(error):
     if is_in_run_dir(error):
         return WrongInput(f"--run-dir {config.run_dir}: {text}; fix it, or use another folder")
     return error
+
+
+def is_disk_full(error):
+    return re.search("No space left|Disk quota exceeded", f"{error}")
 
 
 def find_lost_workers(error):

@@ -1133,6 +1133,7 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
+    # The output is empty if there is no commit. `tr` removes its line break.
     git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
         # Settings of the complete script, which may resume this run or have started it.
@@ -1190,6 +1191,7 @@ def find_run():
     run under way, or if the training data have changed: examples that the model was trained on may
     be in the test split now.
     """
+    # Without a name, the run would fill the current folder.
     if re.search(r"^$|://|[\[\\]", config.run_dir):
         raise WrongInput(
             f"--run-dir {config.run_dir} is no local folder, or has [ or \\; use another folder"
