@@ -104,6 +104,9 @@ def restore(kind, path):
         for name, variable in zip(checkpoint.names.numpy(), list_variables(model), strict=True):
             if name.decode() != variable.path:
                 raise ValueError(f"it has {name.decode()}, train.py has {variable.path}")
+        # {% if cookiecutter.__schedule and cookiecutter.__size != "parameter_server" %}
+        state.step_in_graph.assign(int(checkpoint.step))  # hooks may read it in an evaluation
+        # {% endif %}
     except Exception as error:
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
         # {% if cookiecutter.__size == "parameter_server" %}
@@ -122,6 +125,3 @@ def restore_run(checkpoint):
         restore("last", checkpoint)
         state.step = int(checkpoints["last"].step)
         state.history = json.loads(checkpoints["last"].history.numpy()[0])
-        # {% if cookiecutter.__schedule and cookiecutter.__size != "parameter_server" %}
-        state.step_in_graph.assign(state.step)  # hooks may read it in the repeated validation
-        # {% endif %}

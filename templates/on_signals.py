@@ -1,3 +1,3 @@
-def on_signals(handler):
+def on_signals(handler=signal.SIG_DFL):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)

@@ -7,11 +7,9 @@ def share_random_numbers():
     """
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    for name in (
-        "stateless_random_uniform_v2",
-        "stateless_random_uniform_int_v2",
-        "stateless_random_normal_v2",
-    ):
+    for name in """
+        stateless_random_uniform_v2 stateless_random_uniform_int_v2 stateless_random_normal_v2
+    """.split():
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
         setattr(operations, name, functools.partial(draw_part, draw))
 
@@ -21,7 +19,9 @@ def draw_part(draw, shape, **options):
 
     `shape` is the shape of the part. The parts of all replicas follow each other. If the first
     dimension is no multiple of the replica's batch, all examples share the numbers, so all replicas
-    draw the same. In three cases, the numbers depend on the number of replicas:
+    draw the same. In four cases, the numbers depend on the number of replicas:
+    - Their distribution is another, such as keras.random.truncated_normal. This isn't called then:
+      all replicas draw the same.
     - All examples share the numbers, and the first dimension is a multiple of the replica's batch.
     - The rows of an example are not adjacent, such as after tf.concat of two batches.
     - The numbers have 64 bits. A counter has four numbers of 32 bits, so the parts overlap.
@@ -40,7 +40,7 @@ def draw_part(draw, shape, **options):
     # {% endif %}
     size = tf.reduce_prod(tf.cast(shape, "int64"))
     first = tf.cast(part, "int64") * size
-    # Start at the counter of this part's first number, and skip the numbers before it.
+    # Start at the counter of this part's first number, and skip up to three numbers before it.
     options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)

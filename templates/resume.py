@@ -65,9 +65,10 @@ def check_run(names):
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
             # {% if cookiecutter.task == "text_classification" %}
-            "more --epochs would continue it, unless its schedule or warm-up depends on them"
+            "more --epochs continue it, unless it stopped early, or its schedule or warm-up "
+            "depends on them"
             # {% else %}
-            "more --epochs would continue it"
+            "more --epochs continue it, unless it stopped early"
             # {% endif %}
         )
     # {% endif %}

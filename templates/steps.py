@@ -32,7 +32,10 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with a replica's batch. Return its sums of losses and weights, [] each."""
+    """Update the model with a replica's batch.
+
+    Return the sums of its losses and of its sample weights, [] each.
+    """
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)

@@ -21,13 +21,13 @@ def choose_strategy():
     Raise WrongInput if TF_CONFIG, --replicas or the devices don't allow it.
     """
     devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
-    allowed = ["mirrored"]
+    allowed = ["mirrored"]  # the first name is the default
     if config.workers > 1:
         allowed = ["multi_worker"]
     elif config.device_kind == "TPU":
         allowed = ["tpu"]
     elif devices == 1:
-        allowed = ["one_device", "mirrored"]  # "auto" is the first one
+        allowed = ["one_device", "mirrored"]
     elif not config.replicas:
         allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
@@ -81,7 +81,7 @@ def create_strategy():
 def create_multi_worker_strategy():
     # TensorFlow now waits for the other workers. No Python code runs meanwhile, not even in another
     # thread. Ctrl-C ends the process. SIGTERM has no effect: TensorFlow catches it.
-    on_signals(signal.SIG_DFL)
+    on_signals()
     is_gpu = config.device_kind == "GPU"
     return tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=tf.distribute.experimental.CommunicationOptions(

@@ -710,7 +710,7 @@ def test_commands_train_with_several_replicas_and_workers(execute, create_projec
     project, readme = create_project()
     output = execute(find_command(readme, REPLICAS), project)
     assert "mirrored on 4 × CPU" in output
-    assert "written to run" in output
+    assert "written to four" in output
     output = execute(find_command(readme, LAUNCH), project)
     assert "[worker 0] multi_worker on 2 × CPU" in output
     assert (project / "run-two" / "export").is_dir()

@@ -1505,6 +1505,11 @@ def end_epoch(history):
         REPLICAS,
         ["these variables differ between replicas: sequential/center/queue"],
     ),
+    "state-of-a-replica-after-a-kill": (
+        QUEUE,
+        KILLED,
+        ["A likely cause: these variables differ between replicas: sequential/center/queue"],
+    ),
     "prediction-that-needs-the-label": (
         NEEDS_LABELS,
         EXPORT,

@@ -39,6 +39,7 @@ from running import (
 from variants import (
     NO_DROPOUT,
     NO_EXPORT,
+    SMALL_DATA,
     SMALL_IMAGES,
     insert_layer,
     kill_after_log,
@@ -312,6 +313,30 @@ def test_repeated_validation_reads_the_step_of_the_run(complete_script, tmp_path
     train(script, *flags, "2")
     repeated, _ = read_split(tmp_path / "run", "validation")
     assert repeated["loss"] == before["loss"]
+
+
+def find_test_result(output):
+    return re.search(r"^test loss .* of ", output, re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "size"),
+    [
+        ("image_classification", "complete"),
+        pytest.param("text_classification", "essential", marks=LONG),
+    ],
+)
+def test_evaluation_reads_the_step_of_its_checkpoint(task, size, task_scripts, tmp_path):
+    script = write_variant(task_scripts[task][size], tmp_path, SMALL_DATA[task], USES_STEP)
+    flags = ("--global-batch-size", "16", "--epochs", "2")
+    trained = train(script, *flags)
+    evaluated = train(script, *flags, "--mode", "evaluate")
+    assert find_test_result(evaluated) == find_test_result(trained)
+    if size == "complete":
+        train(script, *flags, "--mode", "continuous_evaluate")
+        *_, expected = read_split(tmp_path / "run", "validation")
+        [line] = read_split(tmp_path / "run" / "evaluator", "validation")
+        assert line["loss"] == expected["loss"]
 
 
 def test_more_epochs_continue_a_finished_run(half_run, train_once):

@@ -843,3 +843,25 @@ def create_datasets(original):
 def test_splits_may_come_from_a_generator(size, all_scripts, tmp_path):
     script = write_variant(all_scripts[size], tmp_path, GENERATES_SPLITS)
     assert "written to run" in train(script, *FLAGS[:2], "--epochs", "1")
+
+
+# The end of a pool sends SIGTERM to a process that is still busy.
+FORKS = (
+    SMALL_IMAGES
+    + """
+import multiprocessing
+
+
+@wraps_original
+def create_datasets(original):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        next(pool.imap_unordered(time.sleep, [0, 60]))
+    return original()
+"""
+)
+
+
+@pytest.mark.parametrize("size", [*SIZES, "parameter_server"])
+def test_signal_to_a_process_of_a_hook_does_not_end_the_run(size, all_scripts, tmp_path):
+    script = write_variant(all_scripts[size], tmp_path, FORKS)
+    assert "written to run" in train(script, *FLAGS[:2], "--epochs", "1")

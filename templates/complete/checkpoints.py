@@ -39,11 +39,11 @@ def take_snapshot():
     values, are_finite = copy_variables()
     if are_finite:
         values["names"] = tf.constant([variable.path for variable in list_variables(model)])
-        values["step"] = tf.constant(state.step, "int64")
+        values["step"] = np.int64(state.step)
         values["history"] = tf.constant([json.dumps(state.history)])
         if state.recoveries:
-            values["recoveries"] = tf.constant(state.recoveries, "int64")
-            values["skipped"] = tf.constant(state.skipped, "int64")
+            values["recoveries"] = np.int64(state.recoveries)
+            values["skipped"] = np.int64(state.skipped)
         state.snapshot = values
     return are_finite
 
@@ -158,7 +158,8 @@ def find_checkpoint(kind):
         return checkpoint
     raise WrongInput(
         f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
-        "restore the files. If only checkpoints/best is corrupt, remove it and use --export last"
+        "restore the files. During a training, try again. If only checkpoints/best is corrupt, "
+        "remove it and use --export last"
     )
 
 
@@ -178,6 +179,7 @@ def restore(checkpoint, kinds=("model", "optimizer")):
                 raise ValueError(f"it has {count} {kind} variables, train.py has {len(variables)}")
             for position, variable in enumerate(variables):
                 variable.assign(checkpoint.pop(f"{kind}/{position}"))
+        state.step_in_graph.assign(checkpoint["step"])  # hooks may read it in an evaluation
     except ValueError as error:
         raise WrongInput(
             f"{checkpoint['path']} is of another model or optimizer ({get_reason(error)}); "
@@ -196,7 +198,6 @@ def restore_run(checkpoint):
         state.history = json.loads(checkpoint["history"][0])
         state.recoveries = int(checkpoint.get("recoveries", 0))
         state.skipped = int(checkpoint.get("skipped", 0))
-        state.step_in_graph.assign(state.step)  # hooks may read it in the repeated validation
     if not take_snapshot():
         raise WrongInput(
             "a weight is not finite before the first step; use another --init-checkpoint, or mend "

@@ -92,9 +92,10 @@ def check_end(last_line, before):
         raise RunFinished(
             f"{config.run_dir} is finished: test {format_metrics(last_line)}; "
             # {% if cookiecutter.task == "text_classification" %}
-            "more --epochs would continue it, unless its schedule or warm-up depends on them"
+            "more --epochs continue it, unless it stopped early, or its schedule or warm-up "
+            "depends on them"
             # {% else %}
-            "more --epochs would continue it, unless its schedule depends on them"
+            "more --epochs continue it, unless it stopped early or its schedule depends on them"
             # {% endif %}
         )
 
@@ -119,7 +120,8 @@ def check_edits():
 def read_definitions(path):
     """Return the code of each definition in sections 3 and 4 of a script, by name.
 
-    Comments and docstrings are left out. Return nothing if the script can't be parsed.
+    Comments are left out, and docstrings of functions at the top level. Return nothing if the
+    script can't be parsed.
     """
     definitions = {}
     with contextlib.suppress(FileNotFoundError, SyntaxError, TypeError, ValueError):

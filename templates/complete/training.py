@@ -57,7 +57,7 @@ def recover(loop_start):
     state.skipped += state.step - loop_start
     state.recoveries += 1
     state.step = loop_start
-    values = {"names": state.snapshot["names"].numpy()}
+    values = {"names": [], "step": loop_start}
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
             values[f"{kind}/{position}"] = value.numpy()
@@ -78,7 +78,7 @@ def finish_epoch(validation_set, trained):
     swap_ema_weights()
     validated = validate(*validation_set)
     best = {**state.snapshot, **copy_variables()[0]}  # the model with its EMA
-    del best["optimizer"]
+    del best["optimizer"]  # only "last" has one
     swap_ema_weights()
     if not math.isfinite(validated["loss"] + score(validated)):
         raise RunFailed(
@@ -167,10 +167,9 @@ def find_new_checkpoint(trained_dir):
     """Return the newest checkpoint of a run if it is later than `state.step`, or None."""
     paths = trained_dir.glob("checkpoints/last/ckpt-[0-9]*.index")
     newest = max(paths, key=get_step, default=None)
-    if not newest or get_step(newest) <= state.step:
-        return None
-    try:
-        return read_checkpoint(newest.with_suffix(""))
-    except Exception:
-        # IndexError, OpError and others, if the files are being written or were replaced.
-        return None
+    if newest and get_step(newest) > state.step:
+        try:
+            return read_checkpoint(newest.with_suffix(""))
+        except Exception:
+            # IndexError, OpError and others, if the files are being written or were replaced.
+            pass

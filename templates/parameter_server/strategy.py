@@ -17,7 +17,7 @@ def create_strategy():
 def create_parameter_server_strategy(cluster):
     global coordinator
     # TensorFlow now waits for all tasks, and no Python handler would be called.
-    on_signals(signal.SIG_DFL)
+    on_signals()
     tf.get_logger().addFilter(report_lost_worker)
     tf.config.set_visible_devices([], "GPU")  # GPUs are for workers
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -70,17 +70,17 @@ ROUNDING_SHOWS = """The cause is rounding: on 1 replica, initial weights that di
 errors change the results, too, from step {step} on. Before it, replicas agree. Possible causes:
 - create_model_and_optimizer: a deep model or a high learning rate, which amplify rounding errors
 - create_model_and_optimizer: a weight without effect on the loss, such as a bias before a
-  normalization: its gradient is a rounding error, which optimizers like Adam scale up; set
-  use_bias=False
+  normalization, even with linear layers between: its gradient is a rounding error, which
+  optimizers like Adam scale up; set use_bias=False
 - any hook: a choice between nearly equal values, such as argmax"""
 FLIPS_SHOW = """The cause is probably rounding. All losses agree, and all metrics in the first line.
 In later lines, rounding changes the predicted class of a few examples."""
-UNEQUAL_VARIABLES = """A likely cause: these variables differ between replicas: {names}.
-A layer or a step assigns a value of a replica's own examples to them. Sum the value over replicas
-first, create the variable with aggregation="mean", or assign it in `distributed_train_step`."""
 MOST_FLIPS = 0.02  # share of a line's examples
 PERTURBATIONS = 5  # each is twice as large as the one before; some have no effect
 # {% endif %}
+UNEQUAL_VARIABLES = """A likely cause: these variables differ between replicas: {names}.
+A layer or a step assigns a value of a replica's own examples to them. Sum the value over replicas
+first, create the variable with aggregation="mean", or assign it in `distributed_train_step`."""
 RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: random numbers that don't come from `seeds`
 - evaluation_step: random layers that are called outside keras.StatelessScope()
@@ -233,9 +233,9 @@ def test_results_do_not_depend_on_the_replicas(replicas, runs_on_replicas, reque
     )
     report = request.getfixturevalue("hook_report").result()
     causes = find_causes(request, "suspects")
-    names = json.loads((run_dir / "unequal.json").read_text(encoding="utf-8"))
-    if names:
-        fail(problem, *causes, UNEQUAL_VARIABLES.format(names=", ".join(names[:5])))
+    unequal = describe_unequal_variables(run_dir)
+    if unequal:
+        fail(problem, *causes, *unequal)
     # Problems of single hooks have tests of their own, and need not be the cause.
     reason = None if report["suspects"] else explain_by_rounding(differences, replicas, run_dir)
     if reason:
@@ -407,20 +407,27 @@ def compare_checkpoints(run_dir, expected_dir):
     return sorted(name for name in one | other if one.get(name) != other.get(name))
 
 
+def describe_unequal_variables(run_dir):
+    """Return a text about variables that differ between replicas of a run, or an empty list."""
+    names = json.loads((run_dir / "unequal.json").read_text(encoding="utf-8"))
+    return [UNEQUAL_VARIABLES.format(names=", ".join(names[:5]))] if names else []
+
+
 def assert_bit_identical(run_dir, expected_dir, problem, possible_causes, request):
     """Fail unless two runs have the same log and the same last checkpoint."""
     differences = compare_logs(run_dir, expected_dir, is_same)
-    if differences:
-        causes = find_causes(request) or [possible_causes]
-        fail(f"{problem}: {describe_difference(*differences[0])}.", *causes)
     names = compare_checkpoints(run_dir, expected_dir)
-    if names:
-        causes = find_causes(request) or [possible_causes]
-        fail(
+    if differences:
+        problem = f"{problem}: {describe_difference(*differences[0])}."
+    elif names:
+        problem = (
             f"{problem}: the logs agree, but in checkpoints/last {len(names)} tensors differ: "
-            f"{', '.join(names[:5])}.",
-            *causes,
+            f"{', '.join(names[:5])}."
         )
+    else:
+        return
+    causes = [*find_causes(request), *describe_unequal_variables(expected_dir)]
+    fail(problem, *causes or [possible_causes])
 
 
 def assert_tested(run_dir, expected, request):

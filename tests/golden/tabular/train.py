@@ -7,7 +7,7 @@
     uv run train.py                     train, or resume from the last checkpoint
     uv run train.py --replicas 4        use four logical CPU devices
     uv run train.py --mode evaluate     test the best checkpoint of the run
-    TF_CONFIG='{"cluster": ...}' uv run train.py     run one of several workers; see README.md
+    TF_CONFIG='{"cluster": ...}' uv run train.py     run one of several workers
 
 Edit section 3, and section 4 if needed, at each TODO(you).
 After an edit, use another --run-dir: a finished run isn't trained again.
@@ -38,7 +38,7 @@ import zlib
 from pathlib import Path
 
 
-def on_signals(handler):
+def on_signals(handler=signal.SIG_DFL):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
 
@@ -392,7 +392,10 @@ def compute_gradients(batch):
 
 
 def train_step(batch):
-    """Update the model with a replica's batch. Return its sums of losses and weights, [] each."""
+    """Update the model with a replica's batch.
+
+    Return the sums of its losses and of its sample weights, [] each.
+    """
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
     update(optimizer, gradients, model.trainable_variables)
@@ -626,13 +629,13 @@ def choose_strategy():
     Raise WrongInput if TF_CONFIG, --replicas or the devices don't allow it.
     """
     devices = config.replicas or len(tf.config.list_physical_devices(config.device_kind))
-    allowed = ["mirrored"]
+    allowed = ["mirrored"]  # the first name is the default
     if config.workers > 1:
         allowed = ["multi_worker"]
     elif config.device_kind == "TPU":
         allowed = ["tpu"]
     elif devices == 1:
-        allowed = ["one_device", "mirrored"]  # "auto" is the first one
+        allowed = ["one_device", "mirrored"]
     elif not config.replicas:
         allowed = ["mirrored", "one_device"]
     name = allowed[0] if config.strategy == "auto" else config.strategy
@@ -677,7 +680,7 @@ def create_strategy():
 def create_multi_worker_strategy():
     # TensorFlow now waits for the other workers. No Python code runs meanwhile, not even in another
     # thread. Ctrl-C ends the process. SIGTERM has no effect: TensorFlow catches it.
-    on_signals(signal.SIG_DFL)
+    on_signals()
     is_gpu = config.device_kind == "GPU"
     return tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=tf.distribute.experimental.CommunicationOptions(
@@ -1032,11 +1035,9 @@ def share_random_numbers():
     """
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
 
-    for name in (
-        "stateless_random_uniform_v2",
-        "stateless_random_uniform_int_v2",
-        "stateless_random_normal_v2",
-    ):
+    for name in """
+        stateless_random_uniform_v2 stateless_random_uniform_int_v2 stateless_random_normal_v2
+    """.split():
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
         setattr(operations, name, functools.partial(draw_part, draw))
 
@@ -1046,7 +1047,9 @@ def draw_part(draw, shape, **options):
 
     `shape` is the shape of the part. The parts of all replicas follow each other. If the first
     dimension is no multiple of the replica's batch, all examples share the numbers, so all replicas
-    draw the same. In three cases, the numbers depend on the number of replicas:
+    draw the same. In four cases, the numbers depend on the number of replicas:
+    - Their distribution is another, such as keras.random.truncated_normal. This isn't called then:
+      all replicas draw the same.
     - All examples share the numbers, and the first dimension is a multiple of the replica's batch.
     - The rows of an example are not adjacent, such as after tf.concat of two batches.
     - The numbers have 64 bits. A counter has four numbers of 32 bits, so the parts overlap.
@@ -1058,7 +1061,7 @@ def draw_part(draw, shape, **options):
     part = tf.where(shape[0] % batch_size == 0, context.replica_id_in_sync_group, 0)
     size = tf.reduce_prod(tf.cast(shape, "int64"))
     first = tf.cast(part, "int64") * size
-    # Start at the counter of this part's first number, and skip the numbers before it.
+    # Start at the counter of this part's first number, and skip up to three numbers before it.
     options["counter"] += tf.cast([first // 4, 0], "uint64")
     numbers = draw(shape=[size + 3], **options)  # the length is constant, as TPUs need
     return tf.reshape(tf.slice(numbers, [first % 4], [size]), shape)
@@ -1453,8 +1456,9 @@ def is_in_run_dir(error):
 
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
-    # One of these has to begin with the other. With the slash, "run2" doesn't begin with "run".
-    # Without a file name, the first one is " /", which is the beginning of no run directory.
+    # One of these has to begin with the other: then it is the common prefix of both. With the
+    # slash, "run2" doesn't begin with "run". Without a file name, the first one is " /", which is
+    # the beginning of no run directory.
     paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
     return run_path() != Path() and os.path.commonprefix(paths) in paths
 
