@@ -9,18 +9,20 @@ def report_error(error):
             "a parameter server failed, or the chief's port is in use; start all tasks again"
         )
     # {% else %}
-    # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
-    # differs. `!r` is its repr, which begins with the type.
-    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
+    # The type or the text of an error: `!r` is its repr, which begins with the type. A failure of
+    # NCCL is an UnknownError, like an exception of a hook's Python code. Only its text differs.
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|NCCL|gRPC server|current incarnation"
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
-        error = RunInterrupted("a worker failed; start all workers again")
+        error = RunInterrupted("a worker failed, or its port is in use; start all workers again")
     # {% endif %}
     if re.search("No space left|Disk quota exceeded", f"{error}"):
         error = RunFailed(
             f"the disk is full, or its quota is used up ({error}); make room and start again"
         )
     if is_in_run_dir(error):
-        error = WrongInput(f"--run-dir {config.run_dir}: {error}; fix it, or use another folder")
+        error = WrongInput(
+            f"--run-dir {config.run_dir}: {error}; fix it or the hook, or use another folder"
+        )
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
         return 1

@@ -79,9 +79,7 @@ class Config:
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     # {% if is_synchronous %}
     strategy: str = flag(
-        "auto",
-        "tf.distribute strategy",
-        choices="auto one_device mirrored multi_worker tpu".split(),
+        "auto", "distribution strategy", choices="auto one_device mirrored multi_worker tpu".split()
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     # {% endif %}

@@ -76,9 +76,11 @@ def check_run(names):
 
 # {% if cookiecutter.__size == "essential" %}
 def check_shared(number):
-    """Raise WrongInput if workers have read different numbers in the run directory."""
+    """Raise WrongInput if the numbers of workers differ."""
     if sum_over_workers(number) != number * config.workers:
-        raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
+        raise WrongInput(
+            f"--run-dir {config.run_dir} or the training data differ between workers; share them"
+        )
 
 
 # {% endif %}
@@ -115,9 +117,9 @@ def initialize_run_dir():
     # {% if cookiecutter.__size == "essential" %}
     """Cut the log at the step, write config.json and train.py, and delete leftovers.
 
-    Raise WrongInput if workers have restored different steps.
+    Raise WrongInput if workers have restored different steps, or have different training data.
     """
-    check_shared(state.step)
+    check_shared(zlib.crc32(f"{state.step} {config.train_data}".encode()))
     if config.worker_index > 0:
         return
     # {% else %}
@@ -131,10 +133,6 @@ def initialize_run_dir():
     # A resumed run deletes the temporary folders of killed processes. A new run deletes
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
-    pattern = "*/*_temp" if state.step else "[bl][ea]st"
-    for leftover in (
-        run_path("export"),
-        run_path("export.part"),
-        *run_path("checkpoints").glob(pattern),
-    ):
-        shutil.rmtree(leftover, ignore_errors=True)
+    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the pattern matches "best" and "last"
+    for path in (run_path("export"), run_path("export.part"), *run_path("checkpoints").glob(stale)):
+        shutil.rmtree(path, ignore_errors=True)

@@ -59,8 +59,8 @@ def finish_epoch(validation_set, trained):
     check_finite(validated["loss"] + score(validated))
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "last" is saved first, and without this validation. A run that resumes from it repeats the
-    # validation. So it also saves "best", if a kill came between the two.
-    if trained:  # not when resumed here: a kill while the same files are written would corrupt them
+    # validation and saves "best" again, since a kill may have come between the two.
+    if trained:  # not when resumed here: a kill would corrupt the "last" from which the run resumed
         save("last")
     if is_best:
         save("best")

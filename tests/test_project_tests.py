@@ -960,6 +960,33 @@ def end_epoch(history):
         "end_epoch",
         ["changes something else when it is called again with the same history"],
     ),
+    "end_epoch-that-freezes": (
+        """
+def end_epoch(history):
+    model.layers[1].trainable = len(history) < 5
+""",
+        "end_epoch",
+        ["changes which weights are trainable", "multiply their gradients by 0"],
+    ),
+    "step-in-the-loss": (
+        """
+@wraps_original
+def compute_loss(original, *arguments):
+    return min(1.0, state.step / 100) * original(*arguments)
+""",
+        "compute_loss",
+        ["depends on state.step, of which a graph keeps the value of its trace"],
+    ),
+    "labels-that-are-replaced-too-late": (
+        """
+def compute_losses(labels, predictions):
+    missing = tf.range(len(labels)) == 0
+    losses = tf.where(missing, np.nan, 1.0) * loss_object(labels, predictions)
+    return tf.where(missing, 0.0, losses)
+""",
+        "compute_losses",
+        ["is finite, but gradients are not", "tf.where passes on its gradient"],
+    ),
     "shape-that-preprocess-loses": (
         LOSES_SHAPES.replace("def fetch(batch):", "def preprocess(batch, seeds, training):"),
         "preprocess",
@@ -1600,6 +1627,38 @@ def test_export_that_draws_is_a_warning(run_tests):
     report = run_tests(DRAWING_EXPORT, only=EXPORT)
     assert report.outcomes == {EXPORT: "PASSED"}, report.output
     assert "predictions of the SavedModel differ from call to call" in report.output
+
+
+READS_CHECKPOINT = """
+def end_epoch(history):
+    assert run_path("config.json").exists()
+    step = tf.train.load_variable(run_path(f"checkpoints/last/ckpt-{state.step}"), STEP_NAME)
+    assert step == state.step == history[-1]["step"]
+    return False
+""".replace("STEP_NAME", repr("step/.ATTRIBUTES/VARIABLE_VALUE"))
+SERVES_OTHERS = """
+def create_serving_function(models, example):
+    @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 1], tf.uint8)])
+    def serve(images):
+        return CODE
+
+    return serve
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("code", "is_warning"),
+    [
+        ("models[0](images[:, ::-1], training=False)", True),
+        ("tf.nn.softmax(models[0](images, training=False))", False),
+    ],
+    ids=["mirrored", "softmax"],
+)
+def test_export_of_other_predictions_is_a_warning(code, is_warning, run_tests):
+    report = run_tests(SERVES_OTHERS.replace("CODE", code), only=EXPORT)
+    assert report.outcomes == {EXPORT: "PASSED"}, report.output
+    assert ("the SavedModel ranks classes or examples unlike" in report.output) == is_warning
 
 
 @pytest.mark.long
@@ -2285,6 +2344,7 @@ def train_step(batch):
 CORRECT = {
     "unusual layers and steps": (UNUSUAL, CONTRACT),
     "a learned mask": (LEARNED_MASK, CONTRACT),
+    "end_epoch that reads its checkpoint": (READS_CHECKPOINT, CONTRACT),
     "a list of checkpoints that is older": (OLD_LIST, KILLED),
     "labels that preprocess pops": (POPS_LABELS, f"{CONTRACT} or {EXPORT}"),
     "a loss of one output": (ONE_OUTPUT, f"{CONTRACT} or {EVALUATION}"),

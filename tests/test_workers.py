@@ -13,6 +13,7 @@ from running import (
     WORKERS,
     assert_fails,
     assert_interrupted,
+    assert_one_line,
     assert_same_run,
     assert_succeeded,
     assert_unchanged,
@@ -133,7 +134,27 @@ def test_essential_script_rejects_workers_without_a_shared_folder(
         shutil.rmtree(folder / "run" / "export")
     for outcome in finish_all(start_pair(scripts, *FLAGS), timeout=60):
         assert outcome.code == 2
-        assert "not shared by all workers" in outcome.errors
+        assert_one_line(outcome.errors, "--run-dir run ", "differ between workers")
+
+
+# A listing of files that is sorted on the chief only, say.
+OTHER_ORDER = """
+@wraps_original
+def create_datasets(original):
+    train, *others = original()
+    if config.worker_index == 1:
+        train = train.take(TAKEN).shuffle(128, seed=1, reshuffle_each_iteration=False)
+    return [train, *others]
+"""
+
+
+@pytest.mark.parametrize("size", [128, 96], ids=["order", "number"])
+def test_essential_script_rejects_workers_with_other_examples(size, essential_script, tmp_path):
+    code = OTHER_ORDER.replace("TAKEN", f"{size}")
+    script = write_variant(essential_script, tmp_path, SMALL_IMAGES, code)
+    for outcome in finish_all(start_workers(script, WORKERS, *FLAGS), timeout=60):
+        assert outcome.code == 2
+        assert_one_line(outcome.errors, "training data differ between workers; share them")
 
 
 @pytest.fixture

@@ -28,7 +28,9 @@ def explain_error(error):
             "TF_CONFIG: TensorFlow can't listen at this worker's address; use a free port"
         )
     if is_in_run_dir(error):
-        return WrongInput(f"--run-dir {config.run_dir}: {text}; fix it, or use another folder")
+        return WrongInput(
+            f"--run-dir {config.run_dir}: {text}; fix it or the hook, or use another folder"
+        )
     return error
 
 

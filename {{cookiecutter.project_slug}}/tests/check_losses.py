@@ -16,6 +16,7 @@ from check_tools import (
     has_compute_gradients,
     is_close,
     is_plain_model,
+    is_same,
     join,
     pretend_two_replicas,
     replace,
@@ -328,6 +329,24 @@ def compare_losses(arguments, order):
             for places in (order[:2], order[2:])
         ]
     return float(whole), float(sum(halves))
+
+
+def check_step_of_loss():
+    """Check that the loss doesn't read the Python value `state.step`."""
+    batch = create_training_state()
+    arguments = get_loss_arguments(batch)
+    if not arguments or not is_called("compute_loss", batch):
+        return
+    losses = []
+    for step in (0, 0, 1_000_000):  # the second shows whether it draws random numbers
+        with replace(train.state, "step", step):
+            losses.append(train.compute_loss(*arguments, batch[-1]))
+    first, again, other = losses
+    if is_same(first, again) and not is_same(first, other):
+        yield (
+            "depends on state.step, of which a graph keeps the value of its trace; read "
+            "optimizer.iterations instead, in compute_loss only"
+        )
 
 
 def check_replica_losses():

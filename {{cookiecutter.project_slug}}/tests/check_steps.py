@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import math
 import numbers
 import re
 import tempfile
@@ -81,17 +82,16 @@ def check_score():
         )
 
 
-def save_checkpoints(step):
-    """Write both checkpoints of a step, which `end_epoch` may read."""
-    with replace(train.state, "step", step):
-        if hasattr(train, "take_snapshot"):  # in the complete script
-            train.take_snapshot()
-            best = {kind: x for kind, x in train.state.snapshot.items() if kind != "optimizer"}
-            train.write_checkpoints(train.state.snapshot, best)
-        else:
-            train.create_checkpoints()
-            train.save("best")
-            train.save("last")
+def save_checkpoints():
+    """Write both checkpoints, which `end_epoch` may read."""
+    if hasattr(train, "take_snapshot"):  # in the complete script
+        train.take_snapshot()
+        best = {kind: x for kind, x in train.state.snapshot.items() if kind != "optimizer"}
+        train.write_checkpoints(train.state.snapshot, best)
+    else:
+        train.create_checkpoints()
+        train.save("best")
+        train.save("last")
 
 
 def check_end_epoch():
@@ -101,11 +101,17 @@ def check_end_epoch():
     stops = []
     states = []
     # What the hook writes goes to a folder of its own, with files that it may read.
-    with tempfile.TemporaryDirectory() as folder, replace(train.config, "run_dir", folder):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        replace(train.config, "run_dir", folder),
+        replace(train.state, "step", len(history)),
+    ):
         lines = [{**line, "split": split} for line in history for split in ("train", "validation")]
         train.run_path("metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         train.run_path("adapted.json").write_text(json.dumps(train.adapted))
-        save_checkpoints(len(history))
+        train.run_path("config.json").write_text(json.dumps(train.describe_run()))
+        save_checkpoints()
+        trainable = list_trainable_paths()
         for _ in range(2):
             stops.append(bool(train.end_epoch(list(history))))
             variables = train.list_variables((train.model, train.optimizer))
@@ -115,6 +121,12 @@ def check_end_epoch():
             "returns or changes something else when it is called again with the same history, as a "
             "resumed run calls it; compute it from `history` and `config`, not from the last "
             "value, and draw samples inside keras.StatelessScope()"
+        )
+    if list_trainable_paths() != trainable:
+        yield (
+            "changes which weights are trainable, which has no effect on the traced graph, and "
+            "fails after a resume; multiply their gradients by 0 instead, while "
+            "optimizer.iterations is small, or use two models with two optimizers"
         )
 
 
@@ -142,6 +154,10 @@ def check_updates():
 def list_trainable_variables():
     models = tf.nest.flatten(train.model)
     return [variable for model in models for variable in model.trainable_variables]
+
+
+def list_trainable_paths():
+    return [variable.path for variable in list_trainable_variables()]
 
 
 def list_gradients(results):
@@ -185,6 +201,29 @@ def check_gradients():
             f"{list_first([variable.path for variable in idle])}; if that is not intended, use "
             "the output of their layer"
         )
+
+
+def check_finite_gradients():
+    """Check that the first examples have a finite loss and finite gradients."""
+    batch = create_training_state()
+    try:
+        loss, gradients = train.compute_gradients(batch)
+        loss = float(loss)
+    except Exception:  # of any type: after an edit, or reported by the checks of the steps
+        return
+    if not math.isfinite(loss):
+        yield f"the loss of the first examples is {loss}; look for missing labels and for log(0)"
+    elif not all(map(is_finite, tf.nest.flatten(gradients))):
+        yield (
+            "the loss of the first examples is finite, but gradients are not; if tf.where replaces "
+            "NaN after a loss, replace it before: tf.where passes on its gradient"
+        )
+
+
+def is_finite(gradient):
+    if gradient is None:
+        return True
+    return bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(gradient))))
 
 
 def find_idle(variables, graph, loss):

@@ -8,7 +8,7 @@ import re
 import traceback
 
 from check_data import check_adapt, check_datasets, check_fetch, check_preprocess
-from check_losses import check_loss_objects, check_losses, check_replica_losses
+from check_losses import check_loss_objects, check_losses, check_replica_losses, check_step_of_loss
 from check_models import check_model
 from check_replicas import (
     # {% if cookiecutter.distribution == "synchronous" %}
@@ -20,6 +20,7 @@ from check_replicas import (
 )
 from check_steps import (
     check_end_epoch,
+    check_finite_gradients,
     check_gradients,
     check_metrics,
     check_score,
@@ -46,7 +47,9 @@ CHECKS = (
     ("create_model_and_optimizer", check_model),
     ("create_loss_objects", check_loss_objects),
     ("compute_losses", check_losses),
+    ("compute_losses", check_finite_gradients),
     ("compute_loss", check_replica_losses),
+    ("compute_loss", check_step_of_loss),
     ("create_metrics", check_metrics),
     ("score", check_score),
     ("end_epoch", check_end_epoch),

@@ -62,6 +62,8 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
   first dimension is not the batch
 - create_model_and_optimizer: an initializer that is created outside of it, before --seed is set
 - create_model_and_optimizer, train_step: an assignment of a value of a replica's own examples
+- compute_gradients, train_step: a function of one replica's gradients, such as clipping; change
+  gradients in the optimizer's `update_step`, where they are summed
 - create_model_and_optimizer: an optimizer whose `apply` changes gradients before replicas sum them;
   change them in `update_step`
 - create_metrics: a metric that is not a sum or a mean over examples, or outside strategy.scope()
@@ -91,7 +93,9 @@ RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - create_model_and_optimizer: a layer or an optimizer that keeps state outside its variables; an
   initializer that is created outside of the hook, before --seed is set
 - end_epoch: what it changes depends on more than `history`, or is not a variable of a model or an
-  optimizer: a Python value has no effect on the graph, and checkpoints lack other variables"""
+  optimizer: a Python value has no effect on the graph, and checkpoints lack other variables
+- compute_losses, compute_gradients, train_step: a Python value that changes, such as state.step: a
+  graph keeps the value of its trace; read optimizer.iterations"""
 WORKER_CAUSES = f"""{RESTART_CAUSES}
 - compute_losses, compute_gradients, evaluation_step: a convolution of a tensor that is created
   once, such as a style image, is fused with its bias on some replicas; copy it by tf.identity"""

@@ -274,6 +274,7 @@ def check_exports(run_dir):
     if not problems:
         problems += check_components()
         hints += find_draws()
+        hints += find_other_predictions()
     return problems, hints
 
 
@@ -315,6 +316,43 @@ def find_draws():
             "that is not intended, pass training=False to the models, and look for a layer that "
             "draws random numbers without regard to it"
         )
+
+
+def find_other_predictions():
+    """Yield a hint if the function to serve ranks classes or examples unlike the model does.
+
+    Ranks remain if it adds a softmax or a scale.
+    """
+    serve, example = call_serving_hook()
+    if not takes_first_component(serve, example):
+        return
+    for inputs, (features, _, _) in read_test_split(choose_batch_size()):
+        if not takes_features(train.model, features) or draws_in_evaluation(features):
+            return
+        served = serve(inputs)
+        expected = train.model(features, training=False)
+        if tf.is_tensor(served) and tf.is_tensor(expected) and share_ranks(served, expected) < 0.9:
+            yield (
+                "create_serving_function: the SavedModel ranks classes or examples unlike the "
+                "model does; if that is not intended, look for features that `preprocess` doesn't "
+                "compute in this way"
+            )
+            return
+
+
+def share_ranks(predictions, others):
+    """Return the fraction of examples of equal rank, or with the same highest class.
+
+    Return 1 if the shapes differ, or if there are no numbers: then they can't be compared.
+    """
+    one, other = np.asarray(predictions), np.asarray(others)
+    if one.shape != other.shape or one.ndim not in (1, 2) or "O" in one.dtype.kind:
+        return 1
+    if one.size == len(one):
+        ranks = [np.argsort(each.ravel()) for each in (one, other)]
+    else:
+        ranks = [np.argmax(each, axis=1) for each in (one, other)]
+    return np.mean(ranks[0] == ranks[1])
 
 
 def list_arguments(serve, example):

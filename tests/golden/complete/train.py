@@ -138,9 +138,7 @@ class Config:
     )
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     strategy: str = flag(
-        "auto",
-        "tf.distribute strategy",
-        choices="auto one_device mirrored multi_worker tpu".split(),
+        "auto", "distribution strategy", choices="auto one_device mirrored multi_worker tpu".split()
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
@@ -221,7 +219,7 @@ def create_datasets():
     An element is one example: a structure of tensors whose shapes and dtypes are the same for all
     examples. Return the same order at each start and on each worker: sort listings of files. All
     elements are kept in memory, so return file names or offsets of data that don't fit, and read
-    these in `fetch`.
+    these in `fetch`. Don't change the current directory: --run-dir may be relative to it.
     """
     # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16.
     from sklearn.datasets import load_digits
@@ -298,7 +296,7 @@ def create_model_and_optimizer(strategy):
 
     For model.keras, your own classes need @keras.saving.register_keras_serializable(), a
     get_config, and a build that creates variables. A loaded layer draws its random constants again,
-    unless add_weight(trainable=False) holds them.
+    unless add_weight(trainable=False) holds them. They must be finite: in a mask, -1e9, not -inf.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -2403,7 +2401,9 @@ def explain_error(error):
             "TF_CONFIG: TensorFlow can't listen at this worker's address; use a free port"
         )
     if is_in_run_dir(error):
-        return WrongInput(f"--run-dir {config.run_dir}: {text}; fix it, or use another folder")
+        return WrongInput(
+            f"--run-dir {config.run_dir}: {text}; fix it or the hook, or use another folder"
+        )
     return error
 
 

@@ -148,7 +148,7 @@ def create_datasets():
     An element is one example: a structure of tensors whose shapes and dtypes are the same for all
     examples. Return the same order at each start and on each worker: sort listings of files. All
     elements are kept in memory, so return file names or offsets of data that don't fit, and read
-    these in `fetch`.
+    these in `fetch`. Don't change the current directory: --run-dir may be relative to it.
     """
     # TODO(you): your data. Here: 1797 handwritten digits, [8, 8, 1] uint8 from 0 to 16.
     from sklearn.datasets import load_digits
@@ -225,7 +225,7 @@ def create_model_and_optimizer(strategy):
 
     For model.keras, your own classes need @keras.saving.register_keras_serializable(), a
     get_config, and a build that creates variables. A loaded layer draws its random constants again,
-    unless add_weight(trainable=False) holds them.
+    unless add_weight(trainable=False) holds them. They must be finite: in a mask, -1e9, not -inf.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -1406,13 +1406,9 @@ def initialize_run_dir():
     # A resumed run deletes the temporary folders of killed processes. A new run deletes
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
-    pattern = "*/*_temp" if state.step else "[bl][ea]st"
-    for leftover in (
-        run_path("export"),
-        run_path("export.part"),
-        *run_path("checkpoints").glob(pattern),
-    ):
-        shutil.rmtree(leftover, ignore_errors=True)
+    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the pattern matches "best" and "last"
+    for path in (run_path("export"), run_path("export.part"), *run_path("checkpoints").glob(stale)):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def export_model(datasets):
@@ -1541,8 +1537,8 @@ def finish_epoch(validation_set, trained):
     check_finite(validated["loss"] + score(validated))
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "last" is saved first, and without this validation. A run that resumes from it repeats the
-    # validation. So it also saves "best", if a kill came between the two.
-    if trained:  # not when resumed here: a kill while the same files are written would corrupt them
+    # validation and saves "best" again, since a kill may have come between the two.
+    if trained:  # not when resumed here: a kill would corrupt the "last" from which the run resumed
         save("last")
     if is_best:
         save("best")
@@ -1634,7 +1630,9 @@ def report_error(error):
             f"the disk is full, or its quota is used up ({error}); make room and start again"
         )
     if is_in_run_dir(error):
-        error = WrongInput(f"--run-dir {config.run_dir}: {error}; fix it, or use another folder")
+        error = WrongInput(
+            f"--run-dir {config.run_dir}: {error}; fix it or the hook, or use another folder"
+        )
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
         return 1

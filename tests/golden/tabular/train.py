@@ -109,9 +109,7 @@ class Config:
     mode: str = flag("train", "train, or test the best checkpoint", choices=["train", "evaluate"])
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     strategy: str = flag(
-        "auto",
-        "tf.distribute strategy",
-        choices="auto one_device mirrored multi_worker tpu".split(),
+        "auto", "distribution strategy", choices="auto one_device mirrored multi_worker tpu".split()
     )
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
@@ -155,7 +153,7 @@ def create_datasets():
     An element is one example: a structure of tensors whose shapes and dtypes are the same for all
     examples. Return the same order at each start and on each worker: sort listings of files. All
     elements are kept in memory, so return file names or offsets of data that don't fit, and read
-    these in `fetch`.
+    these in `fetch`. Don't change the current directory: --run-dir may be relative to it.
     """
     # TODO(you): your data. Here: ten measurements of 442 people with diabetes (age, blood pressure,
     # …), [10] float32, and the progress of the disease after a year, [1] float32 from 25 to 346.
@@ -229,7 +227,7 @@ def create_model_and_optimizer(strategy):
 
     For model.keras, your own classes need @keras.saving.register_keras_serializable(), a
     get_config, and a build that creates variables. A loaded layer draws its random constants again,
-    unless add_weight(trainable=False) holds them.
+    unless add_weight(trainable=False) holds them. They must be finite: in a mask, -1e9, not -inf.
     """
     with strategy.scope():
         # TODO(you): your model.
@@ -1217,9 +1215,11 @@ def check_run(names):
 
 
 def check_shared(number):
-    """Raise WrongInput if workers have read different numbers in the run directory."""
+    """Raise WrongInput if the numbers of workers differ."""
     if sum_over_workers(number) != number * config.workers:
-        raise WrongInput(f"--run-dir {config.run_dir} is not shared by all workers; share it")
+        raise WrongInput(
+            f"--run-dir {config.run_dir} or the training data differ between workers; share them"
+        )
 
 
 def load_adapted(train_split, checkpoint):
@@ -1242,9 +1242,9 @@ def load_adapted(train_split, checkpoint):
 def initialize_run_dir():
     """Cut the log at the step, write config.json and train.py, and delete leftovers.
 
-    Raise WrongInput if workers have restored different steps.
+    Raise WrongInput if workers have restored different steps, or have different training data.
     """
-    check_shared(state.step)
+    check_shared(zlib.crc32(f"{state.step} {config.train_data}".encode()))
     if config.worker_index > 0:
         return
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
@@ -1255,13 +1255,9 @@ def initialize_run_dir():
     # A resumed run deletes the temporary folders of killed processes. A new run deletes
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
-    pattern = "*/*_temp" if state.step else "[bl][ea]st"
-    for leftover in (
-        run_path("export"),
-        run_path("export.part"),
-        *run_path("checkpoints").glob(pattern),
-    ):
-        shutil.rmtree(leftover, ignore_errors=True)
+    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the pattern matches "best" and "last"
+    for path in (run_path("export"), run_path("export.part"), *run_path("checkpoints").glob(stale)):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def export_model(datasets):
@@ -1411,8 +1407,8 @@ def finish_epoch(validation_set, trained):
     check_finite(validated["loss"] + score(validated))
     is_best = score(validated) < min(map(score, state.history), default=math.inf)
     # "last" is saved first, and without this validation. A run that resumes from it repeats the
-    # validation. So it also saves "best", if a kill came between the two.
-    if trained:  # not when resumed here: a kill while the same files are written would corrupt them
+    # validation and saves "best" again, since a kill may have come between the two.
+    if trained:  # not when resumed here: a kill would corrupt the "last" from which the run resumed
         save("last")
     if is_best:
         save("best")
@@ -1465,17 +1461,19 @@ def is_in_run_dir(error):
 
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
-    # A failure of NCCL is an UnknownError, like an exception of a hook's Python code. Only its text
-    # differs. `!r` is its repr, which begins with the type.
-    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|current incarnation"
+    # The type or the text of an error: `!r` is its repr, which begins with the type. A failure of
+    # NCCL is an UnknownError, like an exception of a hook's Python code. Only its text differs.
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|NCCL|gRPC server|current incarnation"
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
-        error = RunInterrupted("a worker failed; start all workers again")
+        error = RunInterrupted("a worker failed, or its port is in use; start all workers again")
     if re.search("No space left|Disk quota exceeded", f"{error}"):
         error = RunFailed(
             f"the disk is full, or its quota is used up ({error}); make room and start again"
         )
     if is_in_run_dir(error):
-        error = WrongInput(f"--run-dir {config.run_dir}: {error}; fix it, or use another folder")
+        error = WrongInput(
+            f"--run-dir {config.run_dir}: {error}; fix it or the hook, or use another folder"
+        )
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
         return 1
