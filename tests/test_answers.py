@@ -25,6 +25,7 @@ from variants import (
     apply_blocks,
     replace_image_model,
     replace_text,
+    use_optimizer,
     write_variant,
 )
 
@@ -171,6 +172,22 @@ def test_layer_has_learned_its_vocabulary(small, tmp_path):
     train(write_variant(tmp_path / "edited.py", tmp_path, SUMS, READS_WORDS), "--epochs", "20")
     assert read_metrics(tmp_path / "run")[-1]["accuracy"] > 0.9
     assert run_with_tensorflow(READS_SUM, tmp_path) == "[7]\n"
+
+
+def test_gradients_are_clipped_by_value(small, tmp_path):
+    code = find_block("class ClippedAdam") + use_optimizer("ClippedAdam(learning_rate)")
+    script = write_variant(small, tmp_path, code)
+    logs = []
+    for replicas in ("1", "2"):
+        run_dir = tmp_path / replicas
+        train(script, *TINY, "--replicas", replicas, "--run-dir", run_dir)
+        logs.append(read_numbers(run_dir))
+    assert_close(*logs, rel=1e-4, flips=1)
+    # Without the clipping, the results differ.
+    code = use_optimizer("keras.optimizers.Adam(learning_rate)")
+    unclipped = write_variant(small, tmp_path, code)
+    train(unclipped, *TINY, "--run-dir", tmp_path / "unclipped")
+    assert read_numbers(tmp_path / "unclipped")[-1]["loss"] != logs[0][-1]["loss"]
 
 
 def test_other_data_are_tested(small, tmp_path):

@@ -151,7 +151,17 @@ def test_gpus_sum_gradients_in_packs(size, kind, implementation, bytes_per_pack,
 def test_error_of_a_lost_worker_can_be_resumed(kind, text, size, scripts):
     code, errors = query("conditions.explain_graph_error", scripts[size], kind, text)
     assert code == 143
-    assert "worker failed; start all workers again" in errors
+    assert "worker failed" in errors
+    assert "start all workers again" in errors
+
+
+def test_essential_run_with_a_port_in_use_can_be_resumed(scripts):
+    text = "Could not start gRPC server"
+    code, errors = query(
+        "conditions.explain_graph_error", scripts["essential"], "UnknownError", text
+    )
+    assert code == 143
+    assert "its port is in use" in errors
 
 
 @pytest.mark.parametrize("size", ["essential", "complete"])

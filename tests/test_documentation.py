@@ -291,6 +291,7 @@ MARKS = (
     "run-*/metrics.jsonl",
     "adapted.update(",
     "set_dtype_policy",
+    "class ClippedAdam",
 )
 PYTHON_TESTS = ("test_tasks", "test_export", "test_parameter_servers", "test_answers")
 

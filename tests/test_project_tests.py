@@ -1576,10 +1576,7 @@ def end_epoch(history):
     "another-order-each-time": (
         MISTAKES["another-order-each-time"][0],
         WORKERS,
-        [
-            "A run of two workers differs from one on two replicas in one process",
-            "create_datasets: the order or the examples of train, validation and test change",
-        ],
+        ["train.py ended with exit code 2", "training data differ between workers; share them"],
     ),
     "configuration-without-an-argument": (
         forget_argument("=1.0"),

@@ -209,7 +209,7 @@ def check_finite_gradients():
     try:
         loss, gradients = train.compute_gradients(batch)
         loss = float(loss)
-    except Exception:  # of any type: after an edit, or reported by the checks of the steps
+    except Exception:  # the hook is edited, or the checks of the steps report the exception
         return
     if not math.isfinite(loss):
         yield f"the loss of the first examples is {loss}; look for missing labels and for log(0)"
