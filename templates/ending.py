@@ -11,7 +11,7 @@ def report_error(error):
     # {% else %}
     # The type or the text of an error: `!r` is its repr, which begins with the type. A failure of
     # NCCL is an UnknownError, like an exception of a hook's Python code. Only its text differs.
-    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|NCCL|gRPC server|current incarnation"
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|gRPC server|incarnation"
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed, or its port is in use; start all workers again")
     # {% endif %}
@@ -21,7 +21,7 @@ def report_error(error):
         )
     if is_in_run_dir(error):
         error = WrongInput(
-            f"--run-dir {config.run_dir}: {error}; fix it or the hook, or use another folder"
+            f"--run-dir {config.run_dir}: {error}; fix the path or the hook, or use another folder"
         )
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)

@@ -1,3 +1,3 @@
-def on_signals(handler=signal.SIG_DFL):
+def on_signals(handler=signal.SIG_DFL):  # the default ends the process
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)

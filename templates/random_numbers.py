@@ -20,8 +20,8 @@ def draw_part(draw, shape, **options):
     `shape` is the shape of the part. The parts of all replicas follow each other. If the first
     dimension is no multiple of the replica's batch, all examples share the numbers, so all replicas
     draw the same. In four cases, the numbers depend on the number of replicas:
-    - Their distribution is another, such as keras.random.truncated_normal. This isn't called then:
-      all replicas draw the same.
+    - They are neither uniform nor normal, such as keras.random.truncated_normal. Then TensorFlow
+      doesn't call this function, and all replicas draw the same.
     - All examples share the numbers, and the first dimension is a multiple of the replica's batch.
     - The rows of an example are not adjacent, such as after tf.concat of two batches.
     - The numbers have 64 bits. A counter has four numbers of 32 bits, so the parts overlap.

@@ -76,10 +76,10 @@ def check_run(names):
 
 # {% if cookiecutter.__size == "essential" %}
 def check_shared(number):
-    """Raise WrongInput if the numbers of workers differ."""
+    """Raise WrongInput if a worker calls this with another number than the others."""
     if sum_over_workers(number) != number * config.workers:
         raise WrongInput(
-            f"--run-dir {config.run_dir} or the training data differ between workers; share them"
+            f"--run-dir {config.run_dir} or the training data differ between workers; use the same"
         )
 
 
@@ -133,6 +133,6 @@ def initialize_run_dir():
     # A resumed run deletes the temporary folders of killed processes. A new run deletes
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
-    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the pattern matches "best" and "last"
+    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the latter matches "best" and "last"
     for path in (run_path("export"), run_path("export.part"), *run_path("checkpoints").glob(stale)):
         shutil.rmtree(path, ignore_errors=True)

@@ -34,7 +34,7 @@ def compute_gradients(batch):
 def train_step(batch):
     """Update the model with a replica's batch.
 
-    Return the sums of its losses and of its sample weights, [] each.
+    Return the sums of the batch's losses and sample weights, [] each.
     """
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.

@@ -1576,7 +1576,7 @@ def end_epoch(history):
     "another-order-each-time": (
         MISTAKES["another-order-each-time"][0],
         WORKERS,
-        ["train.py ended with exit code 2", "training data differ between workers; share them"],
+        ["train.py ended with exit code 2", "training data differ between workers; use the same"],
     ),
     "configuration-without-an-argument": (
         forget_argument("=1.0"),

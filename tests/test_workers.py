@@ -154,7 +154,7 @@ def test_essential_script_rejects_workers_with_other_examples(size, essential_sc
     script = write_variant(essential_script, tmp_path, SMALL_IMAGES, code)
     for outcome in finish_all(start_workers(script, WORKERS, *FLAGS), timeout=60):
         assert outcome.code == 2
-        assert_one_line(outcome.errors, "training data differ between workers; share them")
+        assert_one_line(outcome.errors, "training data differ between workers; use the same")
 
 
 @pytest.fixture

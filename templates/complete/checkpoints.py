@@ -158,8 +158,8 @@ def find_checkpoint(kind):
         return checkpoint
     raise WrongInput(
         f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
-        "restore the files. During a training, try again. If only checkpoints/best is corrupt, "
-        "remove it and use --export last"
+        "restore the files. If a run is writing them, try again. If only checkpoints/best is "
+        "corrupt, remove it and use --export last"
     )
 
 

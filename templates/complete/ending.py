@@ -29,7 +29,7 @@ def explain_error(error):
         )
     if is_in_run_dir(error):
         return WrongInput(
-            f"--run-dir {config.run_dir}: {text}; fix it or the hook, or use another folder"
+            f"--run-dir {config.run_dir}: {text}; fix the path or the hook, or use another folder"
         )
     return error
 

@@ -57,7 +57,7 @@ def recover(loop_start):
     state.skipped += state.step - loop_start
     state.recoveries += 1
     state.step = loop_start
-    values = {"names": [], "step": loop_start}
+    values = {"names": [], "step": loop_start}  # the names of this run's model need no check
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
             values[f"{kind}/{position}"] = value.numpy()
@@ -173,3 +173,4 @@ def find_new_checkpoint(trained_dir):
         except Exception:
             # IndexError, OpError and others, if the files are being written or were replaced.
             pass
+    return None

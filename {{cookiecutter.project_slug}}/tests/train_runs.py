@@ -331,11 +331,13 @@ def find_other_predictions():
             return
         served = serve(inputs)
         expected = train.model(features, training=False)
-        if tf.is_tensor(served) and tf.is_tensor(expected) and share_ranks(served, expected) < 0.9:
+        if not (tf.is_tensor(served) and tf.is_tensor(expected)) or agree(served, expected):
+            continue
+        if share_ranks(served, expected) < 0.9:
             yield (
                 "create_serving_function: the SavedModel ranks classes or examples unlike the "
-                "model does; if that is not intended, look for features that `preprocess` doesn't "
-                "compute in this way"
+                "model; if that is not intended, compute the features by `preprocess`, as in "
+                "evaluation"
             )
             return
 
@@ -346,7 +348,7 @@ def share_ranks(predictions, others):
     Return 1 if the shapes differ, or if there are no numbers: then they can't be compared.
     """
     one, other = np.asarray(predictions), np.asarray(others)
-    if one.shape != other.shape or one.ndim not in (1, 2) or "O" in one.dtype.kind:
+    if one.shape != other.shape or one.ndim not in (1, 2) or one.dtype.kind == "O":
         return 1
     if one.size == len(one):
         ranks = [np.argsort(each.ravel()) for each in (one, other)]

@@ -43,7 +43,7 @@ import zlib
 from pathlib import Path
 
 
-def on_signals(handler=signal.SIG_DFL):
+def on_signals(handler=signal.SIG_DFL):  # the default ends the process
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
 
@@ -461,7 +461,7 @@ def compute_gradients(batch):
 def train_step(batch):
     """Update the model with a replica's batch.
 
-    Return the sums of its losses and of its sample weights, [] each.
+    Return the sums of the batch's losses and sample weights, [] each.
     """
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
@@ -1559,8 +1559,8 @@ def find_checkpoint(kind):
         return checkpoint
     raise WrongInput(
         f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
-        "restore the files. During a training, try again. If only checkpoints/best is corrupt, "
-        "remove it and use --export last"
+        "restore the files. If a run is writing them, try again. If only checkpoints/best is "
+        "corrupt, remove it and use --export last"
     )
 
 
@@ -1628,8 +1628,8 @@ def draw_part(draw, shape, **options):
     `shape` is the shape of the part. The parts of all replicas follow each other. If the first
     dimension is no multiple of the replica's batch, all examples share the numbers, so all replicas
     draw the same. In four cases, the numbers depend on the number of replicas:
-    - Their distribution is another, such as keras.random.truncated_normal. This isn't called then:
-      all replicas draw the same.
+    - They are neither uniform nor normal, such as keras.random.truncated_normal. Then TensorFlow
+      doesn't call this function, and all replicas draw the same.
     - All examples share the numbers, and the first dimension is a multiple of the replica's batch.
     - The rows of an example are not adjacent, such as after tf.concat of two batches.
     - The numbers have 64 bits. A counter has four numbers of 32 bits, so the parts overlap.
@@ -2243,7 +2243,7 @@ def recover(loop_start):
     state.skipped += state.step - loop_start
     state.recoveries += 1
     state.step = loop_start
-    values = {"names": [], "step": loop_start}
+    values = {"names": [], "step": loop_start}  # the names of this run's model need no check
     for kind in get_variables():
         for position, value in enumerate(state.snapshot[kind]):
             values[f"{kind}/{position}"] = value.numpy()
@@ -2369,6 +2369,7 @@ def find_new_checkpoint(trained_dir):
         except Exception:
             # IndexError, OpError and others, if the files are being written or were replaced.
             pass
+    return None
 
 
 def explain_error(error):
@@ -2402,7 +2403,7 @@ def explain_error(error):
         )
     if is_in_run_dir(error):
         return WrongInput(
-            f"--run-dir {config.run_dir}: {text}; fix it or the hook, or use another folder"
+            f"--run-dir {config.run_dir}: {text}; fix the path or the hook, or use another folder"
         )
     return error
 

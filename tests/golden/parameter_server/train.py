@@ -40,7 +40,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 
-def on_signals(handler=signal.SIG_DFL):
+def on_signals(handler=signal.SIG_DFL):  # the default ends the process
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
 
@@ -387,7 +387,7 @@ def compute_gradients(batch):
 def train_step(batch):
     """Update the model with a replica's batch.
 
-    Return the sums of its losses and of its sample weights, [] each.
+    Return the sums of the batch's losses and sample weights, [] each.
     """
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
@@ -1406,7 +1406,7 @@ def initialize_run_dir():
     # A resumed run deletes the temporary folders of killed processes. A new run deletes
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
-    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the pattern matches "best" and "last"
+    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the latter matches "best" and "last"
     for path in (run_path("export"), run_path("export.part"), *run_path("checkpoints").glob(stale)):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -1631,7 +1631,7 @@ def report_error(error):
         )
     if is_in_run_dir(error):
         error = WrongInput(
-            f"--run-dir {config.run_dir}: {error}; fix it or the hook, or use another folder"
+            f"--run-dir {config.run_dir}: {error}; fix the path or the hook, or use another folder"
         )
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)

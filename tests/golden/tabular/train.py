@@ -38,7 +38,7 @@ import zlib
 from pathlib import Path
 
 
-def on_signals(handler=signal.SIG_DFL):
+def on_signals(handler=signal.SIG_DFL):  # the default ends the process
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
 
@@ -392,7 +392,7 @@ def compute_gradients(batch):
 def train_step(batch):
     """Update the model with a replica's batch.
 
-    Return the sums of its losses and of its sample weights, [] each.
+    Return the sums of the batch's losses and sample weights, [] each.
     """
     loss, gradients = compute_gradients(batch)
     # TODO(you): with several models, call `update` for each.
@@ -1046,8 +1046,8 @@ def draw_part(draw, shape, **options):
     `shape` is the shape of the part. The parts of all replicas follow each other. If the first
     dimension is no multiple of the replica's batch, all examples share the numbers, so all replicas
     draw the same. In four cases, the numbers depend on the number of replicas:
-    - Their distribution is another, such as keras.random.truncated_normal. This isn't called then:
-      all replicas draw the same.
+    - They are neither uniform nor normal, such as keras.random.truncated_normal. Then TensorFlow
+      doesn't call this function, and all replicas draw the same.
     - All examples share the numbers, and the first dimension is a multiple of the replica's batch.
     - The rows of an example are not adjacent, such as after tf.concat of two batches.
     - The numbers have 64 bits. A counter has four numbers of 32 bits, so the parts overlap.
@@ -1215,10 +1215,10 @@ def check_run(names):
 
 
 def check_shared(number):
-    """Raise WrongInput if the numbers of workers differ."""
+    """Raise WrongInput if a worker calls this with another number than the others."""
     if sum_over_workers(number) != number * config.workers:
         raise WrongInput(
-            f"--run-dir {config.run_dir} or the training data differ between workers; share them"
+            f"--run-dir {config.run_dir} or the training data differ between workers; use the same"
         )
 
 
@@ -1255,7 +1255,7 @@ def initialize_run_dir():
     # A resumed run deletes the temporary folders of killed processes. A new run deletes
     # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
     # must not be tested.
-    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the pattern matches "best" and "last"
+    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the latter matches "best" and "last"
     for path in (run_path("export"), run_path("export.part"), *run_path("checkpoints").glob(stale)):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -1463,7 +1463,7 @@ def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # The type or the text of an error: `!r` is its repr, which begins with the type. A failure of
     # NCCL is an UnknownError, like an exception of a hook's Python code. Only its text differs.
-    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|NCCL|gRPC server|current incarnation"
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|gRPC server|incarnation"
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed, or its port is in use; start all workers again")
     if re.search("No space left|Disk quota exceeded", f"{error}"):
@@ -1472,7 +1472,7 @@ def report_error(error):
         )
     if is_in_run_dir(error):
         error = WrongInput(
-            f"--run-dir {config.run_dir}: {error}; fix it or the hook, or use another folder"
+            f"--run-dir {config.run_dir}: {error}; fix the path or the hook, or use another folder"
         )
     if not hasattr(error, "exit_code"):
         traceback.print_exception(error)
