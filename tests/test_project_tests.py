@@ -966,7 +966,7 @@ def end_epoch(history):
     model.layers[1].trainable = len(history) < 5
 """,
         "end_epoch",
-        ["changes which weights are trainable", "multiply their gradients by 0"],
+        ["changes which weights are trainable", "in train_step, multiply their gradients by 0"],
     ),
     "step-in-the-loss": (
         """
@@ -1576,7 +1576,7 @@ def end_epoch(history):
     "another-order-each-time": (
         MISTAKES["another-order-each-time"][0],
         WORKERS,
-        ["train.py ended with exit code 2", "training data differ between workers; use the same"],
+        ["train.py ended with exit code 2", "create_datasets equal, for all workers"],
     ),
     "configuration-without-an-argument": (
         forget_argument("=1.0"),
@@ -1633,6 +1633,20 @@ def end_epoch(history):
     assert step == state.step == history[-1]["step"]
     return False
 """.replace("STEP_NAME", repr("step/.ATTRIBUTES/VARIABLE_VALUE"))
+# In float16, the gradients of the first layer times the first loss scale overflow.
+OVERFLOWS = """
+def create_model_and_optimizer(strategy):
+    keras.config.set_dtype_policy("mixed_float16")
+    with strategy.scope():
+        layers = [
+            keras.layers.Rescaling(100.0),
+            keras.layers.Flatten(),
+            keras.layers.Dense(16),
+            keras.layers.Dense(10, dtype="float32"),
+        ]
+        model = keras.Sequential([keras.Input([8, 8, 1]), *layers])
+        return model, keras.optimizers.LossScaleOptimizer(Adam(0.01))
+"""
 SERVES_OTHERS = """
 def create_serving_function(models, example):
     @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 1], tf.uint8)])
@@ -1649,13 +1663,40 @@ def create_serving_function(models, example):
     [
         ("models[0](images[:, ::-1], training=False)", True),
         ("tf.nn.softmax(models[0](images, training=False))", False),
+        ("models[0](images, training=False) * np.arange(1, 11, dtype='float32') - 5.0", False),
+        ("tf.round(models[0](images, training=False))", False),
+        ("tf.cast(models[0](images, training=False) > 0, tf.float32)", False),
     ],
-    ids=["mirrored", "softmax"],
+    ids=["mirrored", "softmax", "scales", "rounded", "thresholds"],
 )
 def test_export_of_other_predictions_is_a_warning(code, is_warning, run_tests):
     report = run_tests(SERVES_OTHERS.replace("CODE", code), only=EXPORT)
     assert report.outcomes == {EXPORT: "PASSED"}, report.output
-    assert ("the SavedModel ranks classes or examples unlike" in report.output) == is_warning
+    assert (OTHER_ORDER in report.output) == is_warning
+
+
+OTHER_ORDER = "the SavedModel orders classes and examples unlike the model"
+ONE_NUMBER = (
+    return_batch(labels="tf.cast(labels, tf.float32)[:, None]")
+    + end_model_with("keras.layers.Dense(1)")
+    + SQUARES
+    + MEAN_METRIC
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("code", "is_warning"),
+    [
+        ("models[0](images[:, ::-1], training=False)", True),
+        ("tf.round(100 * models[0](images, training=False) + 5)", False),
+    ],
+    ids=["mirrored", "rounded"],
+)
+def test_export_of_another_number_is_a_warning(code, is_warning, run_tests):
+    report = run_tests(ONE_NUMBER, SERVES_OTHERS.replace("CODE", code), only=EXPORT)
+    assert report.outcomes == {EXPORT: "PASSED"}, report.output
+    assert (OTHER_ORDER in report.output) == is_warning
 
 
 @pytest.mark.long
@@ -2342,6 +2383,7 @@ CORRECT = {
     "unusual layers and steps": (UNUSUAL, CONTRACT),
     "a learned mask": (LEARNED_MASK, CONTRACT),
     "end_epoch that reads its checkpoint": (READS_CHECKPOINT, CONTRACT),
+    "gradients that overflow at first": (OVERFLOWS, CONTRACT),
     "a list of checkpoints that is older": (OLD_LIST, KILLED),
     "labels that preprocess pops": (POPS_LABELS, f"{CONTRACT} or {EXPORT}"),
     "a loss of one output": (ONE_OUTPUT, f"{CONTRACT} or {EVALUATION}"),

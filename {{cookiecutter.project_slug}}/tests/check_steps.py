@@ -125,8 +125,8 @@ def check_end_epoch():
     if list_trainable_paths() != trainable:
         yield (
             "changes which weights are trainable, which has no effect on the traced graph, and "
-            "fails after a resume; multiply their gradients by 0 instead, while "
-            "optimizer.iterations is small, or use two models with two optimizers"
+            "fails after a resume; in train_step, multiply their gradients by 0 until "
+            "optimizer.iterations has grown, or use two models with two optimizers"
         )
 
 
@@ -213,7 +213,10 @@ def check_finite_gradients():
         return
     if not math.isfinite(loss):
         yield f"the loss of the first examples is {loss}; look for missing labels and for log(0)"
-    elif not all(map(is_finite, tf.nest.flatten(gradients))):
+        return
+    # Scaled gradients may overflow in the first steps: the optimizer leaves out these updates.
+    is_scaled = any(map(scales_losses, tf.nest.flatten(train.optimizer)))
+    if not is_scaled and not all(map(is_finite, tf.nest.flatten(gradients))):
         yield (
             "the loss of the first examples is finite, but gradients are not; if tf.where replaces "
             "NaN after a loss, replace it before: tf.where passes on its gradient"
@@ -352,11 +355,13 @@ def check_updates_of_models():
 
 
 def was_skipped(optimizer):
-    """Return whether the step didn't call an optimizer.
+    """Return whether the step didn't call an optimizer."""
+    return optimizer.iterations.numpy() == 0 and not scales_losses(optimizer)
 
-    A LossScaleOptimizer, which has an `inner_optimizer`, leaves out updates that overflow.
-    """
-    return optimizer.iterations.numpy() == 0 and not hasattr(optimizer, "inner_optimizer")
+
+def scales_losses(optimizer):
+    """Return whether this is a LossScaleOptimizer, which leaves out updates that overflow."""
+    return hasattr(optimizer, "inner_optimizer")
 
 
 def find_unsaved_variables(batch):

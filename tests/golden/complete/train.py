@@ -695,7 +695,8 @@ def listen_for_signals():
     on_signals(lambda *_: None)
     if os.name == "posix":
         # Otherwise, a signal to a forked process, such as one of a hook's multiprocessing.Pool,
-        # would wake this process's thread, and the forked process would ignore it.
+        # would wake this process's thread, and the forked process would ignore it. One that sets a
+        # handler of its own still wakes it.
         os.register_at_fork(after_in_child=on_signals)
     threading.Thread(target=wait_for_signal, args=[reader], daemon=True).start()
 

@@ -1328,7 +1328,7 @@ def check_shared(number):
     """Raise WrongInput if a worker calls this with another number than the others."""
     if sum_over_workers(number) != number * config.workers:
         raise WrongInput(
-            f"--run-dir {config.run_dir} or the training data differ between workers; use the same"
+            f"--run-dir {config.run_dir} must be shared, and create_datasets equal, for all workers"
         )
 
 
