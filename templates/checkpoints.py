@@ -83,15 +83,16 @@ def list_checkpoints(kind):
 def find_checkpoint(kind):
     """Return the path of the newest complete checkpoint, or None if the run has saved none yet.
 
-    Raise WrongInput if "best" has none, or if all of "last" are incomplete.
+    Raise WrongInput if "best" has none, or if a new run would replace what another one left.
     """
     steps = list_checkpoints(kind)
     if steps:
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
-    # The file is TensorFlow's list of checkpoints: with it, one was complete before.
-    if kind == "best" or run_path("checkpoints/last/checkpoint").exists():
+    # The files are TensorFlow's lists of checkpoints: with one, a checkpoint was complete before.
+    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
+    if kind == "best" or any(run_path(name).exists() for name in leftovers):
         raise WrongInput(
-            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train, or use another"
+            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train in a new folder"
         )
     return None
 

@@ -78,9 +78,7 @@ class Config:
     # {% endif %}
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
     # {% if is_synchronous %}
-    strategy: str = flag(
-        "auto", "distribution strategy", choices="auto one_device mirrored multi_worker tpu".split()
-    )
+    strategy: str = flag("auto", "auto, one_device, mirrored, multi_worker or tpu")
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     # {% endif %}
     steps_per_loop: int = flag(100, "largest number of steps between log lines")

@@ -130,9 +130,7 @@ def initialize_run_dir():
     write_file("metrics.jsonl", kept)
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # A resumed run deletes the temporary folders of killed processes. A new run deletes
-    # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
-    # must not be tested.
-    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the latter matches "best" and "last"
-    for path in (run_path("export"), run_path("export.part"), *run_path("checkpoints").glob(stale)):
+    # The temporary folders are of killed processes.
+    temporary = run_path("checkpoints").glob("*/*_temp")
+    for path in (run_path("export"), run_path("export.part"), *temporary):
         shutil.rmtree(path, ignore_errors=True)

@@ -38,7 +38,7 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
-    # The output is empty if there is no commit. `tr` removes its line break.
+    # The output is empty if there is no commit.
     git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
         # {% if cookiecutter.__size != "complete" %}
@@ -48,7 +48,7 @@ def describe_run():
         "precision": "float32",
         # {% endif %}
         **dataclasses.asdict(config),
-        "git_commit": os.popen(f"{git} 2> /dev/null | tr -d '\\n'").read() or None,
+        "git_commit": subprocess.getoutput(f"{git} 2> /dev/null") or None,
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,

@@ -22,7 +22,6 @@ from running import (
 from variants import (
     NO_EXPORT,
     RISING_LOSS,
-    SMALL_DATA,
     SMALL_IMAGES,
     replace_image_model,
     run_before,
@@ -149,7 +148,7 @@ def test_resume_rejects_a_run_without_a_complete_checkpoint(
         corrupt(path)
     log = (run_dir / "metrics.jsonl").read_bytes()
     outcome = run_script(script, *CORRUPT_FLAGS, "6")
-    assert_fails(outcome, 2, "no checkpoint in", "run/checkpoints/last")
+    assert_fails(outcome, 2, "--run-dir run", "no checkpoint in checkpoints/last")
     assert (run_dir / "metrics.jsonl").read_bytes() == log
 
 
@@ -195,15 +194,21 @@ def test_essential_script_resumes_from_the_checkpoint_before(
     assert read_numbers(tmp_path / "run") == read_numbers(train_once("--epochs", "3"))
 
 
-def test_essential_script_that_starts_again_tests_no_older_checkpoint(
-    essential_script, train_once, tmp_path
-):
-    """The user has removed all last checkpoints, to start again, but not the best ones."""
-    script = write_variant(essential_script, tmp_path)
-    shutil.copytree(train_once("--epochs", "2"), tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "last")
-    output = train(script, "--epochs", "1")
-    assert "of run/checkpoints/best/ckpt-19\n" in output
+@pytest.mark.parametrize("left", ["best", "export"])
+@pytest.mark.parametrize("kind", ["essential", "complete", "parameter_server"])
+def test_new_run_replaces_no_older_one(kind, left, all_scripts, train_once, tmp_path):
+    """The user has removed the last checkpoints, to start again, or all, to make room."""
+    script = write_variant(all_scripts[kind], tmp_path)
+    run_dir = tmp_path / "run"
+    shutil.copytree(train_once("--epochs", "2"), run_dir)
+    shutil.rmtree(run_dir / "checkpoints" / "last")
+    if left == "best":
+        shutil.rmtree(run_dir / "export")
+    else:
+        shutil.rmtree(run_dir / "checkpoints")
+    with assert_unchanged(run_dir):
+        outcome = run_script(script, "--epochs", "1")
+    assert_rejected(outcome, "--run-dir run", "train in a new folder")
 
 
 def test_essential_script_keeps_a_run_without_a_complete_checkpoint(
@@ -293,16 +298,6 @@ def test_run_killed_between_last_and_best_checkpoint_resumes(
     assert step not in list_checkpoints(run_dir, "best")
     assert f"resumed at step {step}\n" in train(script, *flags)
     assert_same_run(run_dir, train_once(*flags))
-
-
-def test_new_run_ignores_the_best_checkpoints_of_an_older_one(complete_script, tmp_path):
-    code = SMALL_DATA["image_classification"]
-    script = write_variant(complete_script, tmp_path, code)
-    train(script, "--epochs", "3")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "last")
-    train(script, "--epochs", "1", "--seed", "1")
-    [line] = read_split(tmp_path / "run", "test")
-    assert list_checkpoints(tmp_path / "run", "best") == [line["step"]]
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ SHORT = ("--epochs", "1")
 
 # By name: the flags, and what the line has to name.
 BAD_FLAGS = {
-    "strategy": ("--strategy horovod", "--strategy", "horovod", "multi_worker"),
+    "strategy": ("--strategy horovod", "--strategy", "horovod", "one_device or mirrored"),
     "mode": ("--mode predict", "--mode", "predict", "evaluate"),
     "unknown flag": ("--learning-rat 1", "--learning-rat"),
     "argument": ("train", "train"),

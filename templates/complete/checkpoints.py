@@ -143,7 +143,8 @@ def find_checkpoint(kind):
     """Return the newest checkpoint, or None if the run has never saved one.
 
     If the best checkpoint is corrupt, the run resumes from its step or before, and makes it again.
-    Raise WrongInput if no checkpoint of the run can be used.
+    Raise WrongInput if no checkpoint of the run can be used, or if a new run would replace what
+    another one left.
     """
     may_resume = config.mode == "train" and kind == "last"
     steps = list_checkpoints(kind)
@@ -152,14 +153,15 @@ def find_checkpoint(kind):
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
-    folder = run_path(f"checkpoints/{kind}")
-    is_new_run = may_resume and not (folder / "checkpoint").exists()
+    # The files are TensorFlow's lists of checkpoints: with one, a checkpoint was complete before.
+    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
+    is_new_run = may_resume and not any(map(Path.exists, map(run_path, leftovers)))
     if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
-        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
-        "restore the files. If a run is writing them, try again. If only checkpoints/best is "
-        "corrupt, remove it and use --export last"
+        f"--run-dir {config.run_dir}: no checkpoint in checkpoints/{kind} can be used; train in a "
+        "new folder, or restore the files. If a run is writing them, try again. If only "
+        "checkpoints/best is corrupt, remove it and use --export last"
     )
 
 

@@ -45,4 +45,4 @@ def describe_examples(examples, size):
     """Return the number of examples and their checksum, as text."""
     # [examples, 8] each
     hashes = [tf.fingerprint(x.read_value_no_copy()) for x in tf.nest.flatten(examples)]
-    return f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
+    return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"

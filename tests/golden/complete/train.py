@@ -34,6 +34,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -137,9 +138,7 @@ class Config:
         choices="train evaluate continuous_evaluate".split(),
     )
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
-    strategy: str = flag(
-        "auto", "distribution strategy", choices="auto one_device mirrored multi_worker tpu".split()
-    )
+    strategy: str = flag("auto", "auto, one_device, mirrored, multi_worker or tpu")
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
@@ -1115,7 +1114,7 @@ def describe_examples(examples, size):
     """Return the number of examples and their checksum, as text."""
     # [examples, 8] each
     hashes = [tf.fingerprint(x.read_value_no_copy()) for x in tf.nest.flatten(examples)]
-    return f"{size} examples, checksum {zlib.crc32(np.array([*hashes]))}"
+    return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
 
 
 def shuffle(size, epoch):
@@ -1545,7 +1544,8 @@ def find_checkpoint(kind):
     """Return the newest checkpoint, or None if the run has never saved one.
 
     If the best checkpoint is corrupt, the run resumes from its step or before, and makes it again.
-    Raise WrongInput if no checkpoint of the run can be used.
+    Raise WrongInput if no checkpoint of the run can be used, or if a new run would replace what
+    another one left.
     """
     may_resume = config.mode == "train" and kind == "last"
     steps = list_checkpoints(kind)
@@ -1554,14 +1554,15 @@ def find_checkpoint(kind):
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
-    folder = run_path(f"checkpoints/{kind}")
-    is_new_run = may_resume and not (folder / "checkpoint").exists()
+    # The files are TensorFlow's lists of checkpoints: with one, a checkpoint was complete before.
+    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
+    is_new_run = may_resume and not any(map(Path.exists, map(run_path, leftovers)))
     if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
-        f"--run-dir {config.run_dir}: no checkpoint in {folder} can be used; train first, or "
-        "restore the files. If a run is writing them, try again. If only checkpoints/best is "
-        "corrupt, remove it and use --export last"
+        f"--run-dir {config.run_dir}: no checkpoint in checkpoints/{kind} can be used; train in a "
+        "new folder, or restore the files. If a run is writing them, try again. If only "
+        "checkpoints/best is corrupt, remove it and use --export last"
     )
 
 
@@ -1823,11 +1824,11 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
-    # The output is empty if there is no commit. `tr` removes its line break.
+    # The output is empty if there is no commit.
     git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
         **dataclasses.asdict(config),
-        "git_commit": os.popen(f"{git} 2> /dev/null | tr -d '\\n'").read() or None,
+        "git_commit": subprocess.getoutput(f"{git} 2> /dev/null") or None,
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,

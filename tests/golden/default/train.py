@@ -30,6 +30,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -108,9 +109,7 @@ class Config:
     learning_rate: float = flag(2e-3, "learning rate, or the highest one of a schedule")
     mode: str = flag("train", "train, or test the best checkpoint", choices=["train", "evaluate"])
     run_dir: str = flag("run", "folder of the run's outputs, from which it resumes")
-    strategy: str = flag(
-        "auto", "distribution strategy", choices="auto one_device mirrored multi_worker tpu".split()
-    )
+    strategy: str = flag("auto", "auto, one_device, mirrored, multi_worker or tpu")
     replicas: int | None = flag(None, "logical CPU devices to train on", type=bounded(int, 0, 101))
     steps_per_loop: int = flag(100, "largest number of steps between log lines")
     checkpoint_every_steps: int = flag(1000, "steps between checkpoints within an epoch")
@@ -989,15 +988,16 @@ def list_checkpoints(kind):
 def find_checkpoint(kind):
     """Return the path of the newest complete checkpoint, or None if the run has saved none yet.
 
-    Raise WrongInput if "best" has none, or if all of "last" are incomplete.
+    Raise WrongInput if "best" has none, or if a new run would replace what another one left.
     """
     steps = list_checkpoints(kind)
     if steps:
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
-    # The file is TensorFlow's list of checkpoints: with it, one was complete before.
-    if kind == "best" or run_path("checkpoints/last/checkpoint").exists():
+    # The files are TensorFlow's lists of checkpoints: with one, a checkpoint was complete before.
+    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
+    if kind == "best" or any(run_path(name).exists() for name in leftovers):
         raise WrongInput(
-            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train, or use another"
+            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train in a new folder"
         )
     return None
 
@@ -1134,7 +1134,7 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
-    # The output is empty if there is no commit. `tr` removes its line break.
+    # The output is empty if there is no commit.
     git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
         # Settings of the complete script, which may resume this run or have started it.
@@ -1142,7 +1142,7 @@ def describe_run():
         "warmup_steps": 0,
         "precision": "float32",
         **dataclasses.asdict(config),
-        "git_commit": os.popen(f"{git} 2> /dev/null | tr -d '\\n'").read() or None,
+        "git_commit": subprocess.getoutput(f"{git} 2> /dev/null") or None,
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
@@ -1255,11 +1255,9 @@ def initialize_run_dir():
     write_file("metrics.jsonl", kept)
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # A resumed run deletes the temporary folders of killed processes. A new run deletes
-    # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
-    # must not be tested.
-    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the latter matches "best" and "last"
-    for path in (run_path("export"), run_path("export.part"), *run_path("checkpoints").glob(stale)):
+    # The temporary folders are of killed processes.
+    temporary = run_path("checkpoints").glob("*/*_temp")
+    for path in (run_path("export"), run_path("export.part"), *temporary):
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -31,6 +31,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -1210,15 +1211,16 @@ def list_checkpoints(kind):
 def find_checkpoint(kind):
     """Return the path of the newest complete checkpoint, or None if the run has saved none yet.
 
-    Raise WrongInput if "best" has none, or if all of "last" are incomplete.
+    Raise WrongInput if "best" has none, or if a new run would replace what another one left.
     """
     steps = list_checkpoints(kind)
     if steps:
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
-    # The file is TensorFlow's list of checkpoints: with it, one was complete before.
-    if kind == "best" or run_path("checkpoints/last/checkpoint").exists():
+    # The files are TensorFlow's lists of checkpoints: with one, a checkpoint was complete before.
+    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
+    if kind == "best" or any(run_path(name).exists() for name in leftovers):
         raise WrongInput(
-            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train, or use another"
+            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train in a new folder"
         )
     return None
 
@@ -1287,7 +1289,7 @@ def is_kept_on_resume(line, step):
 
 def describe_run():
     """Return the content of config.json."""
-    # The output is empty if there is no commit. `tr` removes its line break.
+    # The output is empty if there is no commit.
     git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
         # Settings of the complete script, which may resume this run or have started it.
@@ -1295,7 +1297,7 @@ def describe_run():
         "warmup_steps": 0,
         "precision": "float32",
         **dataclasses.asdict(config),
-        "git_commit": os.popen(f"{git} 2> /dev/null | tr -d '\\n'").read() or None,
+        "git_commit": subprocess.getoutput(f"{git} 2> /dev/null") or None,
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
@@ -1403,11 +1405,9 @@ def initialize_run_dir():
     write_file("metrics.jsonl", kept)
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # A resumed run deletes the temporary folders of killed processes. A new run deletes
-    # checkpoints/best and checkpoints/last: if somebody has deleted only "last", the old "best"
-    # must not be tested.
-    stale = "*/*_temp" if state.step else "[bl][ea]st"  # the latter matches "best" and "last"
-    for path in (run_path("export"), run_path("export.part"), *run_path("checkpoints").glob(stale)):
+    # The temporary folders are of killed processes.
+    temporary = run_path("checkpoints").glob("*/*_temp")
+    for path in (run_path("export"), run_path("export.part"), *temporary):
         shutil.rmtree(path, ignore_errors=True)
 
 
