@@ -6,7 +6,7 @@ def report_error(error):
     # {% if cookiecutter.__size == "parameter_server" %}
     if config.servers and is_server_failure(error):
         error = RunInterrupted(
-            "a parameter server failed, or the chief's port is in use; start all tasks again"
+            "a server or worker failed, or the chief's port is in use; start all tasks again"
         )
     # {% else %}
     # The type or the text of an error: `!r` is its repr, which begins with the type. A failure of

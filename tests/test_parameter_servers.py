@@ -311,6 +311,36 @@ def test_all_tasks_restart_after_the_chief_was_killed_before_the_export(cluster)
 
 
 @pytest.mark.long
+def test_worker_replaced_while_the_chief_waits_for_a_server_restarts_all(cluster):
+    """Otherwise, each call on the new worker would fail, again and again."""
+    late = ("ps", 1)
+    tasks = cluster()
+    tasks.start("--epochs", "20", tasks=[task for task in tasks.scripts if task != late])
+    worker = ("worker", 0)
+    wait_until_serving(tasks.processes[worker])
+    _, _, port = tasks.addresses["chief"][0].partition(":")
+    wait_until(lambda: is_listening(int(port)), tasks.chief)
+    time.sleep(2)  # the chief connects to the tasks that are there
+    tasks.processes[worker].kill()
+    tasks.finish(worker)
+    tasks.start(tasks=[worker])
+    wait_until_serving(tasks.processes[worker])
+    tasks.start(tasks=[late])
+    outcome = tasks.finish(("chief", 0))["chief", 0]
+    assert_fails(outcome, 143, "a server or worker failed")
+    assert_codes(tasks.finish(), 143)
+
+
+def wait_until_serving(process):
+    wait_until(lambda: "serves" in process.read_output(), process)
+
+
+def is_listening(port):
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.long
 def test_sigterm_to_all_tasks_saves_first(cluster):
     tasks = cluster().start("--epochs", "500")
     wait_for_run(tasks, 3)
@@ -949,7 +979,7 @@ def test_server_with_another_run_directory_is_no_corrupt_checkpoint(cluster):
     tasks.start("--epochs", "2", "--run-dir", "run")  # each task in a folder of its own
     outcome = tasks.finish(("chief", 0))["chief", 0]
     assert outcome.code == 2
-    assert_one_line(outcome.errors, "--run-dir run is not shared by ps 0")
+    assert_one_line(outcome.errors, "--run-dir run is not shared by /job:ps/replica:0/task:0/")
 
 
 PAUSE_BEFORE_RESTORING = """
@@ -976,7 +1006,7 @@ def test_server_lost_while_restoring_is_no_corrupt_checkpoint(cluster, server_sc
     pause.unlink()
     outcome = tasks.finish(("chief", 0))["chief", 0]
     assert outcome.code == 143
-    assert_one_line(outcome.errors, "a parameter server failed")
+    assert_one_line(outcome.errors, "a server or worker failed")
 
 
 # --------------------------------------------------------------------------------------------------

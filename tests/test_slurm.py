@@ -155,15 +155,28 @@ WRONG_TASKS = {
 
 @pytest.mark.parametrize("kind", WRONG_TASKS)
 def test_job_with_a_wrong_number_of_tasks_is_rejected(kind, create_project, tmp_path):
-    variables, message = WRONG_TASKS[kind]
-    program = tmp_path / "scontrol"
+    assert_job_is_rejected(create_project(), tmp_path, *WRONG_TASKS[kind])
+
+
+def test_job_without_a_task_for_a_worker_is_rejected(create_project, tmp_path):
+    project = create_project(distribution="parameter_server")
+    message = (
+        "2 tasks are too few for a chief, 1 servers and a worker; "
+        "use more --nodes, or lower SERVERS"
+    )
+    assert_job_is_rejected(project, tmp_path, {"SLURM_NTASKS_PER_NODE": "1"}, message)
+
+
+def assert_job_is_rejected(project, folder, variables, message):
+    """Assert that a job of the nodes a and b ends with a line. The folder is for a program."""
+    program = folder / "scontrol"
     program.write_text("#!/bin/sh\necho a b\n")
     program.chmod(0o755)
     finished = subprocess.run(
         ["bash", "launch/slurm.sbatch"],
-        cwd=create_project(),
+        cwd=project,
         env=environment(
-            PATH=f"{tmp_path}:{os.environ['PATH']}",
+            PATH=f"{folder}:{os.environ['PATH']}",
             SLURM_JOB_ID="1",
             SLURM_JOB_NODELIST="[a-b]",
             **variables,

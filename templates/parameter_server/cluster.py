@@ -1,5 +1,5 @@
 START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
-FINISHED_SECONDS = 60  # the same in the directory of a finished run
+FINISHED_SECONDS = 120  # the same in the directory of a finished run
 POLL_SECONDS = 0.3
 # Before the coordinator raises an error, it waits for running calls, and then clears the error. A
 # second call that comes meanwhile would raise None.
@@ -44,7 +44,7 @@ def check_cluster(cluster):
     for addresses in cluster.values():
         for address in addresses:
             if not urlsplit(f"//{address}").port:
-                raise ValueError(f"{address} is not host:port")
+                raise ValueError(f"{address!r} is not host:port")
 
 
 # {% include ["tasks/" ~ cookiecutter.task ~ "/import_operations.py", "parameter_server/import_operations.py"] %}
@@ -69,7 +69,7 @@ def serve(cluster, job, index):
     import_operations()
     address = cluster[job][index]
     try:
-        server = tf.distribute.Server(cluster, job, index)
+        _server = tf.distribute.Server(cluster, job, index)  # serves while it is referenced
     except tf.errors.OpError as error:
         raise WrongInput(
             f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
@@ -78,10 +78,9 @@ def serve(cluster, job, index):
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
         raise RunInterrupted(
-            f"no chief at {chief}, or its --run-dir differs; use one, and start all tasks again"
+            f"the chief at {chief} has ended, or has another --run-dir; start all tasks again"
         )
     finished_file.unlink(missing_ok=True)
-    del server  # it serves while it is referenced
     raise RunFinished(f"{job} {index}")
 
 
@@ -152,7 +151,7 @@ def dismiss(job, index):
 
 
 def is_server_failure(error):
-    """Return a match if the error means that a server failed, or the chief's port is in use."""
+    """Return a match if the error means that a task failed, or the chief's port is in use."""
     # The coordinator's ClosureInputError, and the WrongInput of `restore`, wrap another error.
     error = getattr(error, "original_exception", error.__cause__ or error)
     # `repr` begins with the type. A server that has restarted within a moment is an unknown device.

@@ -35,7 +35,7 @@ def create_parameter_server_strategy(cluster):
 def report_lost_worker(record):
     """Replace TensorFlow's report of a lost worker, which has many lines, and drop other logs."""
     if str(record.msg).startswith("Worker %s failed"):
-        index = record.args[0].rpartition(":")[2]  # /job:worker/replica:0/task:1
+        index = record.args[0].removeprefix("/job:worker/replica:0/task:")
         print_status(f"worker {index} failed; the next free worker repeats its steps")
     return False
 
@@ -48,11 +48,15 @@ def print_start():
 
 
 def check_shared_run_dir():
-    """Raise WrongInput if a server, which writes a part of each checkpoint, has another folder."""
-    for server in range(config.servers):
-        with tf.device(f"/job:ps/task:{server}/device:CPU:0"):
-            found = tf.io.matching_files(str(run_path("adapted.json")))
-        if len(found) == 0:
+    """Raise WrongInput if a server, which writes a part of each checkpoint, has another folder.
+
+    Workers need no shared folder. They are asked, too: one that was replaced while the chief waited
+    for other tasks would fail at each call. Its answer raises AbortedError.
+    """
+    for device in tf.config.list_logical_devices("CPU"):  # one per task
+        with tf.device(device.name):
+            found = tf.io.matching_files(str(run_path("adapted.json"))).numpy()
+        if "job:ps" in device.name and not found.size:
             raise WrongInput(
-                f"--run-dir {config.run_dir} is not shared by ps {server}; use a shared folder"
+                f"--run-dir {config.run_dir} is not shared by {device.name}; use a shared folder"
             )

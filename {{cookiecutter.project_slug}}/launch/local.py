@@ -43,7 +43,11 @@ from pathlib import Path
 TRAIN_SCRIPT = Path(__file__).resolve().parents[1] / "train.py"
 INTERRUPTED = 143  # exit code of train.py that means: run the same command again to resume
 GRACE_SECONDS = 15  # from SIGTERM to SIGKILL; SIGTERM can't interrupt TensorFlow's C++ code
+# {% if cookiecutter.distribution == "parameter_server" %}
+SAVING_SECONDS = 120  # the same while the chief runs: a large checkpoint takes long to write
+# {% else %}
 SAVING_SECONDS = 120  # the same after an interruption: a large checkpoint takes long to write
+# {% endif %}
 DUPLICATE_SECONDS = 1.0  # `uv run` forwards a Ctrl-C that the terminal has already sent
 POLL_SECONDS = 0.1
 RELAY_SECONDS = 2  # time for the last output of a task that has ended
@@ -330,8 +334,10 @@ class Cluster:
         # {% endif %}
         if not self.failures:
             return math.inf
+        # {% if cookiecutter.distribution != "parameter_server" %}
         if not all(task.was_interrupted() for task in self.failures):
             return GRACE_SECONDS
+        # {% endif %}
         have_saved = all(task.process.returncode == INTERRUPTED for task in self.failures)
         if stop_requests and have_saved:
             return math.inf  # a second Ctrl-C ends them

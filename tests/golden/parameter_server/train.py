@@ -685,19 +685,18 @@ def start_grace_period(*received):
 
 
 def request_stop(*_):
-    """Have the chief save and stop after the steps under way. A later signal ends it at once.
+    """Have the chief save and stop after the steps under way. A third signal ends it at once.
 
     A signal to all processes of a group arrives twice, since `uv run` or the shell of a Slurm task
     passes it on.
     """
-    now = time.monotonic()
-    signals.append(now)
-    if now > signals[0] + 1:
+    signals.append(time.monotonic())
+    if len(signals) > 2:
         os._exit(143)
 
 
 START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
-FINISHED_SECONDS = 60  # the same in the directory of a finished run
+FINISHED_SECONDS = 120  # the same in the directory of a finished run
 POLL_SECONDS = 0.3
 # Before the coordinator raises an error, it waits for running calls, and then clears the error. A
 # second call that comes meanwhile would raise None.
@@ -742,7 +741,7 @@ def check_cluster(cluster):
     for addresses in cluster.values():
         for address in addresses:
             if not urlsplit(f"//{address}").port:
-                raise ValueError(f"{address} is not host:port")
+                raise ValueError(f"{address!r} is not host:port")
 
 
 def import_operations():
@@ -771,7 +770,7 @@ def serve(cluster, job, index):
     import_operations()
     address = cluster[job][index]
     try:
-        server = tf.distribute.Server(cluster, job, index)
+        _server = tf.distribute.Server(cluster, job, index)  # serves while it is referenced
     except tf.errors.OpError as error:
         raise WrongInput(
             f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
@@ -780,10 +779,9 @@ def serve(cluster, job, index):
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
         raise RunInterrupted(
-            f"no chief at {chief}, or its --run-dir differs; use one, and start all tasks again"
+            f"the chief at {chief} has ended, or has another --run-dir; start all tasks again"
         )
     finished_file.unlink(missing_ok=True)
-    del server  # it serves while it is referenced
     raise RunFinished(f"{job} {index}")
 
 
@@ -854,7 +852,7 @@ def dismiss(job, index):
 
 
 def is_server_failure(error):
-    """Return a match if the error means that a server failed, or the chief's port is in use."""
+    """Return a match if the error means that a task failed, or the chief's port is in use."""
     # The coordinator's ClosureInputError, and the WrongInput of `restore`, wrap another error.
     error = getattr(error, "original_exception", error.__cause__ or error)
     # `repr` begins with the type. A server that has restarted within a moment is an unknown device.
@@ -924,7 +922,7 @@ def create_parameter_server_strategy(cluster):
 def report_lost_worker(record):
     """Replace TensorFlow's report of a lost worker, which has many lines, and drop other logs."""
     if str(record.msg).startswith("Worker %s failed"):
-        index = record.args[0].rpartition(":")[2]  # /job:worker/replica:0/task:1
+        index = record.args[0].removeprefix("/job:worker/replica:0/task:")
         print_status(f"worker {index} failed; the next free worker repeats its steps")
     return False
 
@@ -937,13 +935,17 @@ def print_start():
 
 
 def check_shared_run_dir():
-    """Raise WrongInput if a server, which writes a part of each checkpoint, has another folder."""
-    for server in range(config.servers):
-        with tf.device(f"/job:ps/task:{server}/device:CPU:0"):
-            found = tf.io.matching_files(str(run_path("adapted.json")))
-        if len(found) == 0:
+    """Raise WrongInput if a server, which writes a part of each checkpoint, has another folder.
+
+    Workers need no shared folder. They are asked, too: one that was replaced while the chief waited
+    for other tasks would fail at each call. Its answer raises AbortedError.
+    """
+    for device in tf.config.list_logical_devices("CPU"):  # one per task
+        with tf.device(device.name):
+            found = tf.io.matching_files(str(run_path("adapted.json"))).numpy()
+        if "job:ps" in device.name and not found.size:
             raise WrongInput(
-                f"--run-dir {config.run_dir} is not shared by ps {server}; use a shared folder"
+                f"--run-dir {config.run_dir} is not shared by {device.name}; use a shared folder"
             )
 
 
@@ -1623,7 +1625,7 @@ def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     if config.servers and is_server_failure(error):
         error = RunInterrupted(
-            "a parameter server failed, or the chief's port is in use; start all tasks again"
+            "a server or worker failed, or the chief's port is in use; start all tasks again"
         )
     if re.search("No space left|Disk quota exceeded", f"{error}"):
         error = RunFailed(
