@@ -174,8 +174,10 @@ def test_layer_has_learned_its_vocabulary(small, tmp_path):
     assert run_with_tensorflow(READS_SUM, tmp_path) == "[7]\n"
 
 
-def test_gradients_are_clipped_by_value(small, tmp_path):
-    code = find_block("class ClippedAdam") + use_optimizer("ClippedAdam(learning_rate)")
+@pytest.mark.parametrize("name", ["class ClippedAdam", "class NoisyAdam"])
+def test_gradients_are_changed_after_their_sum(name, small, tmp_path):
+    optimizer = name.removeprefix("class ")
+    code = find_block(name) + use_optimizer(f"{optimizer}(learning_rate)")
     script = write_variant(small, tmp_path, code)
     logs = []
     for replicas in ("1", "2"):
@@ -183,11 +185,11 @@ def test_gradients_are_clipped_by_value(small, tmp_path):
         train(script, *TINY, "--replicas", replicas, "--run-dir", run_dir)
         logs.append(read_numbers(run_dir))
     assert_close(*logs, rel=1e-4, flips=1)
-    # Without the clipping, the results differ.
+    # Without the change, the results differ.
     code = use_optimizer("keras.optimizers.Adam(learning_rate)")
-    unclipped = write_variant(small, tmp_path, code)
-    train(unclipped, *TINY, "--run-dir", tmp_path / "unclipped")
-    assert read_numbers(tmp_path / "unclipped")[-1]["loss"] != logs[0][-1]["loss"]
+    unchanged = write_variant(small, tmp_path, code)
+    train(unchanged, *TINY, "--run-dir", tmp_path / "unchanged")
+    assert read_numbers(tmp_path / "unchanged")[-1]["loss"] != logs[0][-1]["loss"]
 
 
 def test_other_data_are_tested(small, tmp_path):

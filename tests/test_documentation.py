@@ -292,6 +292,7 @@ MARKS = (
     "adapted.update(",
     "set_dtype_policy",
     "class ClippedAdam",
+    "class NoisyAdam",
 )
 PYTHON_TESTS = ("test_tasks", "test_export", "test_parameter_servers", "test_answers")
 

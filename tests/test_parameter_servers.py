@@ -917,7 +917,7 @@ BAD_TF_CONFIGS = {
     ),
     "master": (config_text(master=["d:1"]), "'master': ['d:1']} is not one chief"),
     "two chiefs": (config_text(chief=["a:1", "a:2"]), "'ps': ['c:1']} is not one chief"),
-    "no port": (config_text(ps=["c"]), "c is not host:port"),
+    "no port": (config_text(ps=["c"]), "'c' is not host:port"),
     "port is a text": (config_text(ps=["c:x"]), "Port could not be cast"),
     "servers are a number": (config_text(ps=1), "The tasks for job 'ps' must be a list"),
 }

@@ -566,6 +566,40 @@ def train_step(original, batch):
     return original(batch)
 """
 
+# The center of a teacher's outputs, say.
+CHANGES_A_VARIABLE_IN_THE_LOSS = """
+@wraps_original
+def create_loss_objects(original, strategy):
+    global center
+    center = tf.Variable(0.0, name="center")
+    return original(strategy)
+
+
+@wraps_original
+def compute_loss(original, labels, predictions, sample_weight):
+    loss = original(labels, predictions - center, sample_weight)
+    center.assign_add(tf.reduce_mean(predictions))
+    return loss
+"""
+
+SAMPLER = """
+def compute_loss(labels, predictions, sample_weight):
+    classes = tf.cast(labels, "int64")[:, None]
+    losses = tf.nn.sampled_softmax_loss(tf.eye(10), tf.zeros(10), classes, predictions, 4, 10)
+    return tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
+"""
+# The same without TensorFlow's sampler. All examples share the sampled classes.
+SAMPLED = end_model_with("keras.layers.Dense(10)", "keras.layers.Dropout(0.1)") + SAMPLER.replace(
+    "predictions, 4, 10)",
+    """predictions, 4, 10, sampled_values=sample())""",
+)
+SAMPLED += """
+def sample():
+    classes = keras.random.randint([1, 4], 0, 10, seed=model.layers[-1].seed_generator)[0]
+    batch_size = config.global_batch_size // config.replicas
+    return tf.cast(classes, "int64"), tf.fill([batch_size, 1], 0.4), tf.fill([4], 0.4)
+"""
+
 # As in Keras's example of a GAN. The loss that is logged is right.
 MEAN_IN_THE_GRADIENTS = """
 def compute_gradients(batch):
@@ -1090,6 +1124,16 @@ def create_model_and_optimizer(original, strategy):
         "train_step",
         ["changes temperature:0, which no checkpoint contains"],
     ),
+    "losses-that-draw": (
+        return_losses("losses + keras.random.uniform([1], seed=model.layers[-2].seed_generator)"),
+        "compute_losses",
+        ["the result differs from call to call", "draw random numbers in compute_loss only"],
+    ),
+    "sampler-of-tensorflow": (
+        SAMPLER,
+        "train_step",
+        ["draws random numbers that no checkpoint contains", "CandidateSampler"],
+    ),
     "exception": (
         return_batch(before="images = tf.reshape(images, [-1, 7])"),
         "preprocess",
@@ -1452,6 +1496,33 @@ class TruncatedNoise(keras.layers.Layer):
 
 """ + insert_layer("TruncatedNoise()", after="Flatten")
 
+CONCATENATED_VIEWS = """
+def compute_gradients(batch):
+    images, labels, sample_weight = batch
+    images = tf.cast(images, tf.float32)
+    with tf.GradientTape() as tape:
+        one, other = tf.split(model(tf.concat([images, images], axis=0), training=True), 2)
+        predictions = (one + other) / 2
+        loss = compute_loss(labels, predictions, sample_weight)
+    update_metrics(train_metrics, labels, predictions, sample_weight)
+    return loss, tape.gradient(loss, [x.value for x in model.trainable_variables])
+"""
+ADJACENT_VIEWS = CONCATENATED_VIEWS.replace(
+    "one, other = tf.split(model(tf.concat([images, images], axis=0), training=True), 2)",
+    """views = [images, images]
+        both = tf.reshape(tf.stack(views, axis=1), [-1, *views[0].shape[1:]])
+        predictions = model(both, training=True)
+        one, other = predictions[::2], predictions[1::2]""",
+)
+
+CLIPS_ON_REPLICAS = """
+def train_step(batch):
+    loss, gradients = compute_gradients(batch)
+    gradients, _ = tf.clip_by_global_norm(gradients, 0.01)
+    update(optimizer, gradients, model.trainable_variables)
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
+"""
+
 # By name: the code, the test that fails, and parts of its message.
 MISTAKES_IN_RUNS = {
     "numbers-that-replicas-cannot-share": (
@@ -1473,6 +1544,16 @@ MISTAKES_IN_RUNS = {
         NORMALIZING_OPTIMIZER,
         REPLICAS,
         ["an optimizer whose `apply` changes gradients before replicas sum them"],
+    ),
+    "concatenated-views": (
+        CONCATENATED_VIEWS,
+        REPLICAS,
+        ["they agree without random layers", "instead of tf.concat of two views"],
+    ),
+    "clipping-of-a-replica": (
+        CLIPS_ON_REPLICAS,
+        REPLICAS,
+        ["clipping or noise of one replica's gradients", "`update_step`"],
     ),
     "equalization": (
         EQUALIZED,
@@ -1715,6 +1796,14 @@ def test_random_numbers_are_no_dependence_on_other_examples(run_tests):
     assert report.outcomes == {REPLICAS: "FAILED"}, report.output
     assert "draws random numbers that no checkpoint contains" in report.output
     assert "depends on the other examples" not in report.output
+
+
+@pytest.mark.long
+def test_unsaved_variable_is_no_random_number(run_tests):
+    report = run_tests(CHANGES_A_VARIABLE_IN_THE_LOSS, only=CONTRACT)
+    assert report.failed == {contract_of("train_step")}, report.output
+    assert "changes center:0, which no checkpoint contains" in report.output
+    assert "draws random numbers" not in report.output
 
 
 STOPS_ON_REPLICAS = """
@@ -2384,6 +2473,8 @@ CORRECT = {
     "a learned mask": (LEARNED_MASK, CONTRACT),
     "end_epoch that reads its checkpoint": (READS_CHECKPOINT, CONTRACT),
     "gradients that overflow at first": (OVERFLOWS, CONTRACT),
+    "a loss that draws": (SAMPLED, f"{CONTRACT} or {REPLICAS} or {KILLED}"),
+    "adjacent views": (ADJACENT_VIEWS, f"{CONTRACT} or {REPLICAS}"),
     "a list of checkpoints that is older": (OLD_LIST, KILLED),
     "labels that preprocess pops": (POPS_LABELS, f"{CONTRACT} or {EXPORT}"),
     "a loss of one output": (ONE_OUTPUT, f"{CONTRACT} or {EVALUATION}"),

@@ -9,6 +9,7 @@ from check_tools import (
     Hint,
     create_training_state,
     cut_batch,
+    differs_from_call_to_call,
     disable_randomness,
     find_layers,
     flatten_tensors,
@@ -272,6 +273,11 @@ def check_loss(subject, loss, labels, predictions, are_means_taken=False):
             f"{subject} has shape {tuple(losses.shape)} for 4 examples; return one value for each, "
             f"(4,) ({hint})"
         )
+    elif differs_from_call_to_call(loss, labels, predictions):
+        yield (
+            f"{subject} differs from call to call, so a validation can't be repeated; draw random "
+            "numbers in compute_loss only, and return a loss without them in compute_losses"
+        )
     elif mixes_examples(loss, labels, predictions):
         yield (
             f"{subject} of an example depends on the other examples of the batch; compute each by "
@@ -321,13 +327,17 @@ ORDERS = ([0, 1, 2, 3], [0, 2, 1, 3])
 
 
 def compare_losses(arguments, order):
-    """Return the loss of one replica, and the sum of the losses of two that have halves of it."""
-    whole = train.compute_loss(*select_examples(arguments, order))
-    with pretend_two_replicas():
-        halves = [
-            train.compute_loss(*select_examples(arguments, places))
-            for places in (order[:2], order[2:])
-        ]
+    """Return the loss of one replica, and the sum of the losses of two that have halves of it.
+
+    Each starts from the same seeds, and so draws the same numbers if all examples share them.
+    """
+    with restore_variables(train.model):
+        whole = train.compute_loss(*select_examples(arguments, order))
+    halves = []
+    for places in (order[:2], order[2:]):
+        half = select_examples(arguments, places)
+        with restore_variables(train.model), pretend_two_replicas():
+            halves.append(train.compute_loss(*half))
     return float(whole), float(sum(halves))
 
 
@@ -363,16 +373,20 @@ def check_replica_losses():
             return
         results = [compare_losses(arguments, order) for order in ORDERS]
     wrong = [(whole, total) for whole, total in results if not is_close(whole, total)]
-    if gathered or not wrong:
-        return
-    whole, total = wrong[0]
+    if wrong and not gathered:
+        yield from explain_replica_losses(arguments, *wrong[0])
+
+
+def explain_replica_losses(arguments, whole, total):
+    """Yield what to change if the losses of two replicas don't add up to the loss of one."""
     numbers = f"the losses of two replicas add up to {total:.6g}, the loss of one is {whole:.6g}"
     if is_close(2 * whole, total):
         yield (
             f"takes the mean over a replica's own examples (tf.reduce_mean?): {numbers}; divide by "
             "GLOBAL_BATCH_SIZE, as tf.nn.compute_average_loss does"
         )
-    else:
+    # If it draws numbers for each example, both halves got the first ones.
+    elif not differs_from_call_to_call(train.compute_loss, *arguments):
         yield (
             f"{numbers}; look for a regularization loss without "
             "tf.nn.scale_regularization_loss, or a statistic of a replica's own examples, such as "

@@ -66,9 +66,9 @@ def check_draws():
 
 
 def record_draws(batch):
-    """Return the draws of `compute_gradients`, each as (name of its layer, first dimension)."""
+    """Return the draws of `compute_gradients`, each as (what draws, first dimension)."""
     # Names of the layers that are being called, the innermost last.
-    names = [""]
+    names = ["a loss or a step"]
     draws = []
 
     def record(draw, shape, **options):
@@ -96,18 +96,23 @@ def record_draws(batch):
 
 
 @functools.cache
-def compare_replica_gradients():
+def compare_replica_gradients(is_random=True):
     """Return by path the ratio of a gradient on two replicas to the gradient on one.
 
     A replica's gradients are its share, and the shares should add up to the gradient of the whole
-    batch. Only those that don't are returned, so the ratio may be 1.
+    batch. Only those that don't are returned, so the ratio may be 1. Unless `is_random`, random
+    layers behave as in evaluation.
     """
     batch = create_training_state()
     if any(layer.compute_dtype in ("bfloat16", "float16") for layer in find_layers(train.model)):
         return {}  # the rounding errors may be large
     try:
+        if not is_random:
+            disable_randomness(train.model)
         expected = sum_gradients([batch])
         create_training_state(create_mirrored_strategy())
+        if not is_random:
+            disable_randomness(train.model)
         train.prepare_layers_for_replicas()
         found = sum_gradients(cut_batch(batch, 2))
     except Exception:  # hooks can raise any type; an update in a tf.while_loop can't be recorded
@@ -163,7 +168,8 @@ def check_replica_gradients():
         yield Hint(
             f"the gradients of {list_first(doubled)} are twice as large on two replicas. Adam "
             "hides this; other optimizers and clipping don't. Divide by GLOBAL_BATCH_SIZE, not "
-            "by the number of a replica's own examples (tf.reduce_mean?)"
+            "by the number of a replica's own examples (tf.reduce_mean?), or look for a penalty or "
+            "noise that each replica adds"
         )
 
 
@@ -177,8 +183,7 @@ def check_suspects():
     if differing:
         yield (
             f"train_step: the gradients of {list_first(differing)} differ on two replicas; "
-            "look for a mean or a statistic of a replica's own examples, a layer that uses other "
-            "examples of the batch, or random numbers that replicas can't share"
+            f"{explain_gradients()}"
         )
     # {% endif %}
     batch = create_training_state()
@@ -205,6 +210,24 @@ def check_suspects():
         )
 
 
+# {% if cookiecutter.distribution == "synchronous" %}
+def explain_gradients():
+    """Return what to look for if gradients differ on two replicas."""
+    if not compare_replica_gradients(is_random=False):
+        return (
+            "they agree without random layers, so look for random numbers that replicas can't "
+            "share, and for rows of an example that are not adjacent: instead of tf.concat of two "
+            "views, use tf.reshape(tf.stack(views, axis=1), [-1, *views[0].shape[1:]])"
+        )
+    return (
+        "look for a mean or a statistic of a replica's own examples, a layer that uses other "
+        "examples of the batch, clipping or noise of one replica's gradients (change them in the "
+        "optimizer's `update_step`, which gets their sum), or random numbers that replicas can't "
+        "share"
+    )
+
+
+# {% endif %}
 def check_mixing_layers():
     """Yield a sentence if the models have layers of Keras that combine the images of a batch."""
     names = []

@@ -279,9 +279,10 @@ def has_random_gradients(batch):
     """Return whether `compute_gradients` computes something else if it is called again."""
     if not has_compute_gradients(batch):
         return False
+    others = find_unsaved_variables(batch)  # these have a check of their own
     results = []
     for _ in range(2):
-        with restore_variables(train.model):
+        with restore_variables(train.model, others):
             tensors = flatten_tensors(train.compute_gradients(batch))
             results.append([tf.convert_to_tensor(x) for x in tensors])  # not tf.IndexedSlices
     return not is_close(*results)
@@ -294,7 +295,10 @@ def find_stateful_draws(batch):
     nodes = list(graph.node)
     for function in graph.library.function:
         nodes += function.node_def
-    pattern = "Random(?!IndexShuffle|GammaGrad)|(Parameterized)?TruncatedNormal|Multinomial"
+    pattern = (
+        r"Random(?!IndexShuffle|GammaGrad)|(Parameterized)?TruncatedNormal|Multinomial"
+        r"|\w*CandidateSampler"
+    )
     return [node.name for node in nodes if re.match(pattern, node.op)]
 
 

@@ -56,6 +56,11 @@ def is_same_or_close(one, other):
     return is_same(one, other)
 
 
+def differs_from_call_to_call(function, *arguments):
+    """Return whether a function returns something else for the same arguments, as if it draws."""
+    return not is_close(function(*arguments), function(*arguments))
+
+
 def find_differences(batches, others, are_equal=is_same):
     """Return which of features, labels and sample weights differ between the same examples."""
     differences = []
@@ -335,9 +340,9 @@ def can_run(function, *args, **kwargs):
 
 
 @contextlib.contextmanager
-def restore_variables(model):
-    """Restore the state of a model, or of a tuple of models, after calls of it."""
-    variables = train.list_variables(model)
+def restore_variables(model, others=()):
+    """Restore the state of a model, or of a tuple of models, and of other variables after calls."""
+    variables = [*train.list_variables(model), *others]
     values = [variable.numpy() for variable in variables]
     yield
     for variable, value in zip(variables, values, strict=True):

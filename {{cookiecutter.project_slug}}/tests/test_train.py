@@ -58,12 +58,12 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: padding to the longest example of a replica's batch, if padding counts
 - create_model_and_optimizer: a layer that uses other examples of the batch; a variable created
   outside strategy.scope(); random numbers that replicas can't share: keras.random.categorical,
-  binomial, gamma, beta, truncated_normal, shuffle, 64-bit numbers, or numbers for a tensor whose
-  first dimension is not the batch
+  binomial, gamma, beta, truncated_normal, shuffle, 64-bit numbers, numbers for a tensor whose
+  first dimension is not the batch, or for rows of an example that are not adjacent
 - create_model_and_optimizer: an initializer that is created outside of it, before --seed is set
 - create_model_and_optimizer, train_step: an assignment of a value of a replica's own examples
-- compute_gradients, train_step: a function of one replica's gradients, such as clipping; change
-  gradients in the optimizer's `update_step`, where they are summed
+- compute_gradients, train_step: a function of one replica's gradients, such as clipping or added
+  noise; change gradients in the optimizer's `update_step`, where they are summed
 - create_model_and_optimizer: an optimizer whose `apply` changes gradients before replicas sum them;
   change them in `update_step`
 - create_metrics: a metric that is not a sum or a mean over examples, or outside strategy.scope()
@@ -82,7 +82,9 @@ PERTURBATIONS = 5  # each is twice as large as the one before; some have no effe
 # {% endif %}
 UNEQUAL_VARIABLES = """A likely cause: these variables differ between replicas: {names}.
 A layer or a step assigns a value of a replica's own examples to them. Sum the value over replicas
-first, create the variable with aggregation="mean", or assign it in `distributed_train_step`."""
+first, create the variable with aggregation="mean", or assign it in `distributed_train_step`. For a
+queue or a replay buffer, gather the values of all replicas, as in docs/recipes/contrastive.md of
+the template."""
 RESTART_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - fetch, preprocess: random numbers that don't come from `seeds`
 - evaluation_step: random layers that are called outside keras.StatelessScope()
