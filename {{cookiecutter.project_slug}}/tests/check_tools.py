@@ -58,7 +58,9 @@ def is_same_or_close(one, other):
 
 def differs_from_call_to_call(function, *arguments):
     """Return whether a function returns something else for the same arguments, as if it draws."""
-    return not is_close(function(*arguments), function(*arguments))
+    result = function(*arguments)
+    again = function(*arguments)
+    return not is_close(result, again)
 
 
 def find_differences(batches, others, are_equal=is_same):
