@@ -1,7 +1,8 @@
 def train_epochs(iterator, validation_set):
     """Train to the last step, in loops of nearly equal length."""
     # {% if cookiecutter.__size == "parameter_server" %}
-    on_signals(request_stop)
+    # The same signal may arrive twice: `uv run` and the shell of a Slurm task pass it on.
+    on_signals(lambda *_: signals.append(time.monotonic()))
     # {% else %}
     on_signals(lambda *received: signals.append(received))
     # {% endif %}

@@ -364,14 +364,16 @@ def save(original, kind):
 
 
 @pytest.mark.long
-def test_signal_that_arrives_twice_saves(server_script, tmp_path):
-    """As from `uv run`, if the same signal is sent to all processes of a group."""
+def test_signal_that_arrives_three_times_saves(server_script, tmp_path):
+    """As from `uv run` and a shell, if the same signal is sent to all processes of a group."""
     script = write_copies(server_script, [tmp_path], SAVE_IN_A_SECOND)[0]
     process = fork(script, "--epochs", "500")
     log = tmp_path / "run" / "metrics.jsonl"
     wait_until(lambda: log.exists() and len(log.read_text().splitlines()) > 3, process)
     process.send_signal(signal.SIGTERM)
     wait_until((tmp_path / "saves").exists, process)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     outcome = finish(process)
     assert_fails(outcome, 143, "saved at step")
@@ -917,6 +919,7 @@ BAD_TF_CONFIGS = {
     ),
     "master": (config_text(master=["d:1"]), "'master': ['d:1']} is not one chief"),
     "two chiefs": (config_text(chief=["a:1", "a:2"]), "'ps': ['c:1']} is not one chief"),
+    "no host": (config_text(ps=[":22"]), "':22' is not host:port"),
     "no port": (config_text(ps=["c"]), "'c' is not host:port"),
     "port is a text": (config_text(ps=["c:x"]), "Port could not be cast"),
     "servers are a number": (config_text(ps=1), "The tasks for job 'ps' must be a list"),

@@ -43,7 +43,8 @@ def check_cluster(cluster):
         raise ValueError(f"{cluster} is not one chief, one or more ps and one or more workers")
     for addresses in cluster.values():
         for address in addresses:
-            if not urlsplit(f"//{address}").port:
+            parts = urlsplit(f"//{address}")
+            if not parts.hostname or not parts.port:
                 raise ValueError(f"{address!r} is not host:port")
 
 

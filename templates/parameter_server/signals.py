@@ -13,14 +13,3 @@ def start_grace_period(*received):
     """End a worker in GRACE_SECONDS, if it doesn't end before."""
     signals.append(received)
     threading.Timer(GRACE_SECONDS, os._exit, [143]).start()
-
-
-def request_stop(*_):
-    """Have the chief save and stop after the steps under way. A third signal ends it at once.
-
-    A signal to all processes of a group arrives twice, since `uv run` or the shell of a Slurm task
-    passes it on.
-    """
-    signals.append(time.monotonic())
-    if len(signals) > 2:
-        os._exit(143)

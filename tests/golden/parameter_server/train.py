@@ -684,17 +684,6 @@ def start_grace_period(*received):
     threading.Timer(GRACE_SECONDS, os._exit, [143]).start()
 
 
-def request_stop(*_):
-    """Have the chief save and stop after the steps under way. A third signal ends it at once.
-
-    A signal to all processes of a group arrives twice, since `uv run` or the shell of a Slurm task
-    passes it on.
-    """
-    signals.append(time.monotonic())
-    if len(signals) > 2:
-        os._exit(143)
-
-
 START_SECONDS = 3600  # the longest wait of workers and servers for the chief to start
 FINISHED_SECONDS = 120  # the same in the directory of a finished run
 POLL_SECONDS = 0.3
@@ -740,7 +729,8 @@ def check_cluster(cluster):
         raise ValueError(f"{cluster} is not one chief, one or more ps and one or more workers")
     for addresses in cluster.values():
         for address in addresses:
-            if not urlsplit(f"//{address}").port:
+            parts = urlsplit(f"//{address}")
+            if not parts.hostname or not parts.port:
                 raise ValueError(f"{address!r} is not host:port")
 
 
@@ -1499,7 +1489,8 @@ def is_checkpoint_due(loop_start):
 
 def train_epochs(iterator, validation_set):
     """Train to the last step, in loops of nearly equal length."""
-    on_signals(request_stop)
+    # The same signal may arrive twice: `uv run` and the shell of a Slurm task pass it on.
+    on_signals(lambda *_: signals.append(time.monotonic()))
     if state.step and is_end_of_epoch():
         finish_epoch(validation_set, {})  # resumed there
     while state.step < config.last_step:
