@@ -1124,6 +1124,24 @@ def create_model_and_optimizer(original, strategy):
         "train_step",
         ["changes temperature:0, which no checkpoint contains"],
     ),
+    "term-that-is-0-at-first": (
+        return_loss(
+            "tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)"
+            " + tf.reduce_sum(model.layers[-1].bias)"
+        ),
+        "compute_loss",
+        ["a regularization loss without tf.nn.scale_regularization_loss"],
+    ),
+    "metric-of-unknown-rank": (
+        """
+def update_metrics(metrics, labels, predictions, sample_weight):
+    for metric in metrics:
+        values = tf.numpy_function(lambda x: x, [labels], tf.int32)
+        metric.update_state(values, predictions, sample_weight)
+""",
+        "train_step",
+        ["set it by tf.ensure_shape"],
+    ),
     "losses-that-draw": (
         return_losses("losses + keras.random.uniform([1], seed=model.layers[-2].seed_generator)"),
         "compute_losses",
@@ -1796,6 +1814,44 @@ def test_random_numbers_are_no_dependence_on_other_examples(run_tests):
     assert report.outcomes == {REPLICAS: "FAILED"}, report.output
     assert "draws random numbers that no checkpoint contains" in report.output
     assert "depends on the other examples" not in report.output
+
+
+FORGETS_WEIGHTS = """
+def update_metrics(metrics, labels, predictions, sample_weight):
+    for metric in metrics:
+        metric.update_state(labels, predictions)
+""" + use_metrics('keras.metrics.SparseCategoricalCrossentropy(name="entropy", from_logits=True)')
+
+
+@pytest.mark.long
+def test_metric_that_forgets_weights_is_a_warning(run_tests):
+    report = run_tests(FORGETS_WEIGHTS, only=CONTRACT)
+    assert not report.failed, report.output
+    assert "create_metrics: entropy changes if examples with a sample_weight of 0" in report.output
+
+
+# As in losses for several tasks with learned weights (Kendall et al.).
+LEARNED_WEIGHT = """
+@wraps_original
+def create_loss_objects(original, strategy):
+    global log_variance
+    with strategy.scope():
+        log_variance = tf.Variable(0.0, name="log_variance")
+    return original(strategy)
+
+
+@wraps_original
+def compute_loss(original, labels, predictions, sample_weight):
+    loss = original(labels, predictions, sample_weight)
+    return tf.exp(-log_variance) * loss + log_variance / config.replicas
+"""
+
+
+@pytest.mark.long
+def test_learned_weight_of_no_model_is_a_warning(run_tests):
+    report = run_tests(LEARNED_WEIGHT, only=CONTRACT)
+    assert not report.failed, report.output
+    assert "the step reads log_variance:0, which belongs to no model" in report.output
 
 
 @pytest.mark.long

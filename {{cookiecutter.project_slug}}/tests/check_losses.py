@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 
-from check_steps import invent_validation
+from check_steps import invent_validation, list_trainable_variables
 from check_tools import (
     Hint,
     create_training_state,
@@ -366,7 +366,13 @@ def check_replica_losses():
     if not arguments or not is_called("compute_loss", batch):
         return
     arguments = (*arguments, batch[-1])
-    with without_regularization(), record_gathering() as gathered:
+    with (
+        restore_variables(train.model),
+        without_regularization(),
+        record_gathering() as gathered,
+    ):
+        for variable in list_trainable_variables():  # a term may be 0 for their initial values
+            variable.assign_add(0.1 * tf.ones_like(variable))
         shape = train.compute_loss(*arguments).shape
         if shape != []:
             yield f"returns shape {tuple(shape)}; return one number, ()"

@@ -13,6 +13,7 @@ from check_tools import (
     Hint,
     create_mirrored_strategy,
     create_training_state,
+    cut_batch,
     fetch_batches,
     find_layers,
     flatten_tensors,
@@ -22,6 +23,7 @@ from check_tools import (
     is_same,
     list_first,
     read_examples,
+    read_validation_batches,
     replace,
     restore_variables,
     run_validation_step,
@@ -47,6 +49,7 @@ def check_metrics():
     yield from check_names(lists)
     yield from check_scope("metrics", metrics)
     yield from check_updates()
+    yield from check_weights_of_examples()
 
 
 def check_names(lists):
@@ -144,6 +147,35 @@ def check_updates():
         shape = tuple(tf.convert_to_tensor(metric.result()).shape)
         if shape != ():
             yield f"the result of {metric.name!r} has shape {shape}; return one number, ()"
+
+
+def check_weights_of_examples():
+    """Yield a hint about metrics that count examples whose sample weight is 0."""
+    create_training_state()
+    found = set()
+    for features, labels, weight in read_validation_batches(4):
+        filled_up = (features, labels, weight * [1.0, 1.0, 0.0, 0.0])
+        half, _ = cut_batch((features, labels, weight), 2)
+        try:
+            expected = compute_metrics(half)
+            values = compute_metrics(filled_up)
+        except Exception:  # the step takes only batches of 4, or another check reports it
+            return
+        found |= {name for name, value in values.items() if not is_close(value, expected[name])}
+    if found:
+        yield Hint(
+            f"{list_first(sorted(found))} changes if examples with a sample_weight of 0 are added, "
+            "as those that fill up the last batch; pass sample_weight to `update_state`, or "
+            "multiply by it"
+        )
+
+
+def compute_metrics(batch):
+    """Return the validation metrics of a batch, by name."""
+    for metric in train.validation_metrics:
+        metric.reset_state()
+    train.validation_step(batch)
+    return {metric.name: metric.result() for metric in train.validation_metrics}
 
 
 # ----------------------------------------------------------------------------------------------
@@ -355,6 +387,20 @@ def check_updates_of_models():
         yield Hint(
             f"the first step doesn't update {list_first(idle)}, which has an optimizer; call "
             "`update` for it, unless a later step does"
+        )
+
+
+def check_learned_variables():
+    """Yield a hint about variables that a step reads, and that look trainable, but are not."""
+    batch = create_training_state()
+    build_optimizers()
+    others = find_unsaved_variables(batch)
+    names = [x.name for x in others if x.trainable and x.dtype.is_floating]
+    if names:
+        yield Hint(
+            f"the step reads {list_first(names)}, which belongs to no model, so it is neither "
+            "trained nor saved; if it should learn, such as the weight of a loss, create it by "
+            "add_weight in a layer of a model, and return it as an output"
         )
 
 

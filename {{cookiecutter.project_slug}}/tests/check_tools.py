@@ -279,12 +279,17 @@ def create_training_state(strategy=None):
     return unpack(train.preprocess(fetched, seeds, training=True), 4)
 
 
+def read_validation_batches(count):
+    """Return batches of the validation split, as `validation_step` gets them."""
+    seeds = tf.zeros([4, 2], tf.int32)
+    batches = [train.preprocess(x, seeds, training=False) for x in read_fetched(1).take(count)]
+    return [unpack(batch, 4) for batch in batches]
+
+
 def run_validation_step():
     """Run `validation_step` on a batch of the validation split."""
-    fetched = next(iter(read_fetched(1)))
-    seeds = tf.zeros([4, 2], tf.int32)
-    batch = train.preprocess(fetched, seeds, training=False)
-    train.validation_step(unpack(batch, 4))
+    [batch] = read_validation_batches(1)
+    train.validation_step(batch)
 
 
 @functools.cache

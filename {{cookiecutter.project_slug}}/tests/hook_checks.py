@@ -22,6 +22,7 @@ from check_steps import (
     check_end_epoch,
     check_finite_gradients,
     check_gradients,
+    check_learned_variables,
     check_metrics,
     check_score,
     check_serving_function,
@@ -60,6 +61,7 @@ CHECKS = (
     # {% endif %}
     ("train_step", check_step_randomness),
     ("train_step", check_updates_of_models),
+    ("train_step", check_learned_variables),
     ("create_serving_function", check_serving_function),
     (SUSPECTS, check_suspects),
     (ROUNDING, check_rounding),
@@ -134,7 +136,11 @@ def run_check(hook, check, report):
 
 # Advice by a pattern in the message about an exception.
 ADVICE = {
-    "^fails in update_metrics": (
+    "unknown rank": (
+        "TensorFlow doesn't know the shape of a tensor, as after tf.edit_distance or "
+        "tf.numpy_function; set it by tf.ensure_shape(x, [None]), say"
+    ),
+    "^fails in update_metrics(?!.*unknown rank)": (
         "a metric of tokens or pixels needs a weight for each of them: for labels [batch, tokens], "
         "`tf.ones_like(labels, tf.float32) * sample_weight[:, None]`, with one more None for each "
         "further dimension. Another metric needs one value per example"

@@ -53,6 +53,8 @@ FAILURE_ADVICE = {
 REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
 - compute_losses, compute_loss, create_loss_objects, compute_gradients, update_metrics:
   a mean or a statistic of a replica's own examples
+- compute_loss: a term without examples, such as a penalty of weights, that each replica adds; pass
+  it to tf.nn.scale_regularization_loss
 - create_model_and_optimizer: an activity regularizer or add_loss that sums over the batch, or that
   combines different examples; take the mean of one value per example
 - fetch, preprocess: padding to the longest example of a replica's batch, if padding counts

@@ -268,7 +268,8 @@ def preprocess(batch, seeds, training):
     once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
     tf.data, it would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
     by tf.ensure_shape: the graph of a step gets smaller. In the exported function, the batch size
-    and the lengths that the model's keras.Input leaves open are None.
+    and the lengths that the model's keras.Input leaves open are None. That function can't contain
+    Python code: use tf.numpy_function only in `fetch`.
     """
     # TODO(you): decode, resize, augment. For an operation on single examples use tf.map_fn:
     #     images, labels = batch
@@ -317,7 +318,8 @@ def create_model_and_optimizer(strategy):
 def create_loss_objects(strategy):
     """Return the loss, which maps (labels, predictions) to one value per example.
 
-    `compute_losses` calls it. If that hook needs no loss object, return None.
+    `compute_losses` calls it. If that hook needs no loss object, return None. Variables here are
+    neither trained nor saved: a learned weight of a loss belongs to a layer of a model.
     """
     with strategy.scope():
         # TODO(you): your loss, or several that `compute_losses` adds up.
