@@ -149,7 +149,8 @@ ADVICE = {
         "the batch of a step is always (features, labels, sample_weight)"
     ),
     "no attribute 'numpy'|'SymbolicTensor' object cannot be": (
-        "this runs in a graph, so use TensorFlow operations, or Python code in tf.numpy_function"
+        "this runs in a graph, so use TensorFlow operations, or Python code in tf.numpy_function, "
+        "which can't be exported with `preprocess`"
     ),
     "[Cc]annot reshape|Input to reshape": (
         "if the shape contains the batch size, write -1 or None for it: the checks also use parts "
