@@ -1,4 +1,4 @@
-checkpoints: dict = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
+checkpoints = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
 
 
 def create_checkpoints():
@@ -88,11 +88,11 @@ def find_checkpoint(kind):
     steps = list_checkpoints(kind)
     if steps:
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
-    # The files are TensorFlow's lists of checkpoints: with one, a checkpoint was complete before.
+    # The files are TensorFlow's lists of complete checkpoints.
     leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
     if kind == "best" or any(run_path(name).exists() for name in leftovers):
         raise WrongInput(
-            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train in a new folder"
+            f"--run-dir {config.run_dir}: no complete {kind} checkpoint; use another or new folder"
         )
     return None
 

@@ -4,7 +4,7 @@
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # {% if cookiecutter.__size == "parameter_server" %}
-    if config.servers and is_server_failure(error):
+    if config.servers and is_task_failure(error):
         error = RunInterrupted(
             "a server or worker failed, or the chief's port is in use; start all tasks again"
         )

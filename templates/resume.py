@@ -108,7 +108,7 @@ def load_adapted(train_split, checkpoint):
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
         # The braces raise an error if the hook returns no dict.
         write_file("adapted.json", json.dumps({**adapt(train)}))
-    check_shared_run_dir()
+    check_tasks()
     # {% endif %}
     adapted.update(read_file("adapted.json"))
 

@@ -16,7 +16,7 @@ def load_with_config(path, settings):
     return script
 
 
-def is_server_failure(path, kind):
+def is_task_failure(path, kind):
     """Return what a script of parameter servers reports about an error of the coordinator."""
     script = load_script(path)
     errors = script.tf.errors
@@ -31,7 +31,7 @@ def is_server_failure(path, kind):
         error = cluster_coordinator.ClosureInputError(cause)
     else:
         error = errors.InvalidArgumentError(None, None, f"/job:ps/task:0 is an {kind}")
-    return bool(script.is_server_failure(error))
+    return bool(script.is_task_failure(error))
 
 
 def find_errors_in_run_dir(path, run_dir, files):

@@ -208,7 +208,7 @@ def test_new_run_replaces_no_older_one(kind, left, all_scripts, train_once, tmp_
         shutil.rmtree(run_dir / "checkpoints")
     with assert_unchanged(run_dir):
         outcome = run_script(script, "--epochs", "1")
-    assert_rejected(outcome, "--run-dir run", "train in a new folder")
+    assert_rejected(outcome, "--run-dir run", "use another or new folder")
 
 
 def test_essential_script_keeps_a_run_without_a_complete_checkpoint(

@@ -677,7 +677,7 @@ def preprocess(original, batch, seeds, training):
 )
 @pytest.mark.long
 def test_server_failures_are_recognized(error, expected, server_script):
-    assert query("conditions.is_server_failure", server_script, error) is expected
+    assert query("conditions.is_task_failure", server_script, error) is expected
 
 
 # The chief removes a checkpoint while the evaluator looks for a newer one than the first, and

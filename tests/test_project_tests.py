@@ -1816,44 +1816,6 @@ def test_random_numbers_are_no_dependence_on_other_examples(run_tests):
     assert "depends on the other examples" not in report.output
 
 
-FORGETS_WEIGHTS = """
-def update_metrics(metrics, labels, predictions, sample_weight):
-    for metric in metrics:
-        metric.update_state(labels, predictions)
-""" + use_metrics('keras.metrics.SparseCategoricalCrossentropy(name="entropy", from_logits=True)')
-
-
-@pytest.mark.long
-def test_metric_that_forgets_weights_is_a_warning(run_tests):
-    report = run_tests(FORGETS_WEIGHTS, only=CONTRACT)
-    assert not report.failed, report.output
-    assert "create_metrics: entropy changes if examples with a sample_weight of 0" in report.output
-
-
-# As in losses for several tasks with learned weights (Kendall et al.).
-LEARNED_WEIGHT = """
-@wraps_original
-def create_loss_objects(original, strategy):
-    global log_variance
-    with strategy.scope():
-        log_variance = tf.Variable(0.0, name="log_variance")
-    return original(strategy)
-
-
-@wraps_original
-def compute_loss(original, labels, predictions, sample_weight):
-    loss = original(labels, predictions, sample_weight)
-    return tf.exp(-log_variance) * loss + log_variance / config.replicas
-"""
-
-
-@pytest.mark.long
-def test_learned_weight_of_no_model_is_a_warning(run_tests):
-    report = run_tests(LEARNED_WEIGHT, only=CONTRACT)
-    assert not report.failed, report.output
-    assert "the step reads log_variance:0, which belongs to no model" in report.output
-
-
 @pytest.mark.long
 def test_unsaved_variable_is_no_random_number(run_tests):
     report = run_tests(CHANGES_A_VARIABLE_IN_THE_LOSS, only=CONTRACT)
@@ -1915,14 +1877,82 @@ def create_model_and_optimizer(strategy):
 """
 
 
+FORGETS_WEIGHTS = """
+def update_metrics(metrics, labels, predictions, sample_weight):
+    for metric in metrics:
+        metric.update_state(labels, predictions)
+""" + use_metrics('keras.metrics.SparseCategoricalCrossentropy(name="entropy", from_logits=True)')
+
+# As in losses for several tasks with learned weights (Kendall et al.).
+LEARNED_WEIGHT = """
+@wraps_original
+def create_loss_objects(original, strategy):
+    global log_variance
+    with strategy.scope():
+        log_variance = tf.Variable(0.0, name="log_variance")
+    return original(strategy)
+
+
+@wraps_original
+def compute_loss(original, labels, predictions, sample_weight):
+    loss = original(labels, predictions, sample_weight)
+    return tf.exp(-log_variance) * loss + log_variance / config.replicas
+"""
+
+# By name: the code, and a part of the warning. The hooks may be as intended.
+WARNINGS = {
+    "metric that forgets weights": (
+        FORGETS_WEIGHTS,
+        "create_metrics: entropy changes if examples with a sample_weight of 0 are added",
+    ),
+    "learned weight of no model": (
+        LEARNED_WEIGHT,
+        "the loss depends on log_variance:0, which belongs to no model",
+    ),
+    "layer that is called on a constant": (
+        CONSTANT_EMBEDDING,
+        "neither trained nor saved, since no model contains it: embedding/embeddings;",
+    ),
+    "model that a step does not update": (
+        NO_UPDATE,
+        "the first step doesn't update sequential, which has an optimizer",
+    ),
+    "mean that Adam hides": (MEAN_IN_THE_GRADIENTS, "are twice as large on two replicas"),
+}
+
+
 @pytest.mark.long
-def test_layer_that_is_called_on_a_constant_is_a_warning(run_tests):
-    report = run_tests(CONSTANT_EMBEDDING, only=CONTRACT)
+@pytest.mark.parametrize("name", WARNINGS)
+def test_contract_warns(name, run_tests):
+    code, text = WARNINGS[name]
+    report = run_tests(code, only=CONTRACT)
     assert not report.failed, report.output
-    assert (
-        "neither trained nor saved, since no model contains it: embedding/embeddings;"
-        in report.output
-    )
+    assert text in report.output
+
+
+# As in a perceptual loss: the gradient flows through a network that is not trained.
+FROZEN_NETWORK = """
+@functools.cache
+def create_network():
+    with tf.init_scope(), strategy.scope():
+        network = keras.Sequential([keras.Input([10]), keras.layers.Dense(4)])
+        network.trainable = False
+        return network
+
+
+@wraps_original
+def compute_loss(original, labels, predictions, sample_weight):
+    code = tf.reduce_mean(tf.square(create_network()(predictions)), axis=-1)
+    added = tf.nn.compute_average_loss(code, sample_weight, GLOBAL_BATCH_SIZE)
+    return original(labels, predictions, sample_weight) + 0.01 * added
+"""
+
+
+@pytest.mark.long
+def test_frozen_network_of_no_model_is_no_warning(run_tests):
+    report = run_tests(FROZEN_NETWORK, only=CONTRACT)
+    assert not report.failed, report.output
+    assert "belongs to no model" not in report.output
 
 
 @pytest.mark.long
@@ -1930,20 +1960,6 @@ def test_logits_of_a_softmax_are_a_warning(run_tests):
     report = run_tests(end_model_with(SOFTMAX), only=f"{CONTRACT} or {REPLICAS}")
     assert not report.failed, report.output
     assert "the loss expects logits, but predictions add up to 1" in report.output
-
-
-@pytest.mark.long
-def test_model_that_a_step_does_not_update_is_a_warning(run_tests):
-    report = run_tests(NO_UPDATE, only=CONTRACT)
-    assert not report.failed, report.output
-    assert "the first step doesn't update sequential, which has an optimizer" in report.output
-
-
-@pytest.mark.long
-def test_mean_that_adam_hides_is_a_warning(run_tests):
-    report = run_tests(MEAN_IN_THE_GRADIENTS, only=CONTRACT)
-    assert not report.failed, report.output
-    assert "are twice as large on two replicas" in report.output
 
 
 @pytest.mark.long

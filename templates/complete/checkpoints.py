@@ -153,14 +153,14 @@ def find_checkpoint(kind):
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
-    # The files are TensorFlow's lists of checkpoints: with one, a checkpoint was complete before.
+    # The files are TensorFlow's lists of complete checkpoints.
     leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
     is_new_run = may_resume and not any(map(Path.exists, map(run_path, leftovers)))
     if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
-        f"--run-dir {config.run_dir}: no checkpoint in checkpoints/{kind} can be used; train in a "
-        "new folder, or restore the files. If a run is writing them, try again. If only "
+        f"--run-dir {config.run_dir}: no checkpoint in checkpoints/{kind} can be used; use another "
+        "or new folder, or restore the files. If a run is writing them, try again. If only "
         "checkpoints/best is corrupt, remove it and use --export last"
     )
 

@@ -151,7 +151,7 @@ def dismiss(job, index):
         tf.io.read_file(path).numpy()  # TensorFlow returns before a task has written
 
 
-def is_server_failure(error):
+def is_task_failure(error):
     """Return a match if the error means that a task failed, or the chief's port is in use."""
     # The coordinator's ClosureInputError, and the WrongInput of `restore`, wrap another error.
     error = getattr(error, "original_exception", error.__cause__ or error)

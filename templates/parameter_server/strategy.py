@@ -47,11 +47,11 @@ def print_start():
     print_status(f"{tasks}, {config.steps_per_epoch} steps per epoch{resumed}")
 
 
-def check_shared_run_dir():
+def check_tasks():
     """Raise WrongInput if a server, which writes a part of each checkpoint, has another folder.
 
-    Workers need no shared folder. They are asked, too: one that was replaced while the chief waited
-    for other tasks would fail at each call. Its answer raises AbortedError.
+    Raise AbortedError if a worker was replaced while the chief waited for other tasks: it would
+    fail at each call. Workers need no shared folder.
     """
     for device in tf.config.list_logical_devices("CPU"):  # one per task
         with tf.device(device.name):

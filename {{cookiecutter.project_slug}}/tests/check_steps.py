@@ -165,8 +165,7 @@ def check_weights_of_examples():
     if found:
         yield Hint(
             f"{list_first(sorted(found))} changes if examples with a sample_weight of 0 are added, "
-            "as those that fill up the last batch; pass sample_weight to `update_state`, or "
-            "multiply by it"
+            "such as those that fill up the last batch; pass sample_weight to `update_state`"
         )
 
 
@@ -391,17 +390,32 @@ def check_updates_of_models():
 
 
 def check_learned_variables():
-    """Yield a hint about variables that a step reads, and that look trainable, but are not."""
+    """Yield a hint about trainable variables of no model on which the loss depends."""
     batch = create_training_state()
     build_optimizers()
-    others = find_unsaved_variables(batch)
-    names = [x.name for x in others if x.trainable and x.dtype.is_floating]
+    watched = set()
+    compute = tf.GradientTape.gradient
+
+    def record_and_compute(tape, *args, **kwargs):
+        watched.update(map(id, tape.watched_variables()))
+        return compute(tape, *args, **kwargs)
+
+    with replace(tf.GradientTape, "gradient", record_and_compute):
+        others = find_unsaved_variables(batch)
+    names = [x.name for x in others if id(x) in watched - find_frozen()]
     if names:
         yield Hint(
-            f"the step reads {list_first(names)}, which belongs to no model, so it is neither "
-            "trained nor saved; if it should learn, such as the weight of a loss, create it by "
-            "add_weight in a layer of a model, and return it as an output"
+            f"the loss depends on {list_first(names)}, which belongs to no model, so it is neither "
+            "trained nor saved; if it has to be, as the learned weight of a loss has, create it by "
+            "add_weight in a layer of a model, and return it as an output; otherwise, set "
+            "trainable=False"
         )
+
+
+def find_frozen():
+    """Return the ids of the variables that Keras doesn't train, though a tape watches them."""
+    objects = [each for each in gc.get_objects() if issubclass(type(each), keras.Variable)]
+    return {id(variable.value) for variable in objects if not variable.trainable}
 
 
 def was_skipped(optimizer):

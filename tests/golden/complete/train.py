@@ -1313,7 +1313,7 @@ def accumulate(compute_gradients):
         `index` is a tensor in a loop, so `state.micro_batch` has a meaning only while the gradients
         of the micro-batch are traced. Labels may be None.
         """
-        state.micro_batch = (index, count)
+        state.micro_batch = index, count
         return tf.nest.map_structure(
             lambda x: None if x is None else tf.stack(tf.split(x, count))[index], batch
         )
@@ -1556,14 +1556,14 @@ def find_checkpoint(kind):
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
-    # The files are TensorFlow's lists of checkpoints: with one, a checkpoint was complete before.
+    # The files are TensorFlow's lists of complete checkpoints.
     leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
     is_new_run = may_resume and not any(map(Path.exists, map(run_path, leftovers)))
     if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
-        f"--run-dir {config.run_dir}: no checkpoint in checkpoints/{kind} can be used; train in a "
-        "new folder, or restore the files. If a run is writing them, try again. If only "
+        f"--run-dir {config.run_dir}: no checkpoint in checkpoints/{kind} can be used; use another "
+        "or new folder, or restore the files. If a run is writing them, try again. If only "
         "checkpoints/best is corrupt, remove it and use --export last"
     )
 
@@ -2453,11 +2453,10 @@ def is_in_run_dir(error):
 
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
-    # One of these has to begin with the other: then it is the common prefix of both. With the
-    # slash, "run2" doesn't begin with "run". Without a file name, the first one is " /", which is
-    # the beginning of no run directory.
-    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
-    return run_path() != Path() and os.path.commonprefix(paths) in paths
+    # With the slash, "run2" doesn't begin with "run". Without a file name, no path begins with " ".
+    path = f"{getattr(error, 'filename', None) or ' '}/"
+    folder = f"{run_path()}/"
+    return folder != "./" and (path.startswith(folder) or folder.startswith(path))
 
 
 def report_error(error):

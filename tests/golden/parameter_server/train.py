@@ -843,7 +843,7 @@ def dismiss(job, index):
         tf.io.read_file(path).numpy()  # TensorFlow returns before a task has written
 
 
-def is_server_failure(error):
+def is_task_failure(error):
     """Return a match if the error means that a task failed, or the chief's port is in use."""
     # The coordinator's ClosureInputError, and the WrongInput of `restore`, wrap another error.
     error = getattr(error, "original_exception", error.__cause__ or error)
@@ -926,11 +926,11 @@ def print_start():
     print_status(f"{tasks}, {config.steps_per_epoch} steps per epoch{resumed}")
 
 
-def check_shared_run_dir():
+def check_tasks():
     """Raise WrongInput if a server, which writes a part of each checkpoint, has another folder.
 
-    Workers need no shared folder. They are asked, too: one that was replaced while the chief waited
-    for other tasks would fail at each call. Its answer raises AbortedError.
+    Raise AbortedError if a worker was replaced while the chief waited for other tasks: it would
+    fail at each call. Workers need no shared folder.
     """
     for device in tf.config.list_logical_devices("CPU"):  # one per task
         with tf.device(device.name):
@@ -1139,7 +1139,7 @@ def list_variables(parts):
     return [variable for part in tf.nest.flatten(parts) if part for variable in part.variables]
 
 
-checkpoints: dict = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
+checkpoints = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
 
 
 def create_checkpoints():
@@ -1210,11 +1210,11 @@ def find_checkpoint(kind):
     steps = list_checkpoints(kind)
     if steps:
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
-    # The files are TensorFlow's lists of checkpoints: with one, a checkpoint was complete before.
+    # The files are TensorFlow's lists of complete checkpoints.
     leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
     if kind == "best" or any(run_path(name).exists() for name in leftovers):
         raise WrongInput(
-            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train in a new folder"
+            f"--run-dir {config.run_dir}: no complete {kind} checkpoint; use another or new folder"
         )
     return None
 
@@ -1388,7 +1388,7 @@ def load_adapted(train_split, checkpoint):
         train = tf.data.Dataset.from_tensor_slices(train_split[0])
         # The braces raise an error if the hook returns no dict.
         write_file("adapted.json", json.dumps({**adapt(train)}))
-    check_shared_run_dir()
+    check_tasks()
     adapted.update(read_file("adapted.json"))
 
 
@@ -1607,16 +1607,15 @@ def is_in_run_dir(error):
 
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
-    # One of these has to begin with the other: then it is the common prefix of both. With the
-    # slash, "run2" doesn't begin with "run". Without a file name, the first one is " /", which is
-    # the beginning of no run directory.
-    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
-    return run_path() != Path() and os.path.commonprefix(paths) in paths
+    # With the slash, "run2" doesn't begin with "run". Without a file name, no path begins with " ".
+    path = f"{getattr(error, 'filename', None) or ' '}/"
+    folder = f"{run_path()}/"
+    return folder != "./" and (path.startswith(folder) or folder.startswith(path))
 
 
 def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
-    if config.servers and is_server_failure(error):
+    if config.servers and is_task_failure(error):
         error = RunInterrupted(
             "a server or worker failed, or the chief's port is in use; start all tasks again"
         )

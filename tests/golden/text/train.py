@@ -1026,7 +1026,7 @@ def list_variables(parts):
     return [variable for part in tf.nest.flatten(parts) if part for variable in part.variables]
 
 
-checkpoints: dict = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
+checkpoints = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
 
 
 def create_checkpoints():
@@ -1098,11 +1098,11 @@ def find_checkpoint(kind):
     steps = list_checkpoints(kind)
     if steps:
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
-    # The files are TensorFlow's lists of checkpoints: with one, a checkpoint was complete before.
+    # The files are TensorFlow's lists of complete checkpoints.
     leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
     if kind == "best" or any(run_path(name).exists() for name in leftovers):
         raise WrongInput(
-            f"--run-dir {config.run_dir} has no complete {kind} checkpoint; train in a new folder"
+            f"--run-dir {config.run_dir}: no complete {kind} checkpoint; use another or new folder"
         )
     return None
 
@@ -1564,11 +1564,10 @@ def is_in_run_dir(error):
 
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
-    # One of these has to begin with the other: then it is the common prefix of both. With the
-    # slash, "run2" doesn't begin with "run". Without a file name, the first one is " /", which is
-    # the beginning of no run directory.
-    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
-    return run_path() != Path() and os.path.commonprefix(paths) in paths
+    # With the slash, "run2" doesn't begin with "run". Without a file name, no path begins with " ".
+    path = f"{getattr(error, 'filename', None) or ' '}/"
+    folder = f"{run_path()}/"
+    return folder != "./" and (path.startswith(folder) or folder.startswith(path))
 
 
 def report_error(error):
