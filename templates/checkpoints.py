@@ -1,4 +1,4 @@
-checkpoints = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
+checkpoints: dict = {}  # tf.train.Checkpoint objects by kind, "best" and "last"
 
 
 def create_checkpoints():

@@ -13,7 +13,7 @@ def accumulate(compute_gradients):
         `index` is a tensor in a loop, so `state.micro_batch` has a meaning only while the gradients
         of the micro-batch are traced. Labels may be None.
         """
-        state.micro_batch = index, count
+        state.micro_batch = (index, count)
         return tf.nest.map_structure(
             lambda x: None if x is None else tf.stack(tf.split(x, count))[index], batch
         )

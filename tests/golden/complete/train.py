@@ -1313,7 +1313,7 @@ def accumulate(compute_gradients):
         `index` is a tensor in a loop, so `state.micro_batch` has a meaning only while the gradients
         of the micro-batch are traced. Labels may be None.
         """
-        state.micro_batch = index, count
+        state.micro_batch = (index, count)
         return tf.nest.map_structure(
             lambda x: None if x is None else tf.stack(tf.split(x, count))[index], batch
         )
@@ -2453,10 +2453,10 @@ def is_in_run_dir(error):
 
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
-    # With the slash, "run2" doesn't begin with "run". Without a file name, no path begins with " ".
-    path = f"{getattr(error, 'filename', None) or ' '}/"
-    folder = f"{run_path()}/"
-    return folder != "./" and (path.startswith(folder) or folder.startswith(path))
+    # If one of two paths begins with the other, the other is their common prefix. With the slash,
+    # "run2" doesn't begin with "run". Without a file name, the first is " /": no path begins so.
+    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
+    return run_path() != Path() and os.path.commonprefix(paths) in paths
 
 
 def report_error(error):
