@@ -11,7 +11,7 @@ def report_error(error):
     # {% else %}
     # The type or the text of an error: `!r` is its repr, which begins with the type. A failure of
     # NCCL is an UnknownError, like an exception of a hook's Python code. Only its text differs.
-    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|gRPC server|incarnation"
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|start gRPC|incarnation"
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed, or its port is in use; start all workers again")
     # {% endif %}

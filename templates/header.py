@@ -51,6 +51,7 @@ import os
 import pickle
 import platform
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -63,7 +64,6 @@ import time
 import traceback
 import zlib
 from pathlib import Path
-
 
 # {% include "on_signals.py" %}
 
@@ -98,7 +98,6 @@ import zlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
-
 # {% include "on_signals.py" %}
 
 
@@ -124,7 +123,6 @@ import time
 import traceback
 import zlib
 from pathlib import Path
-
 
 # {% include "on_signals.py" %}
 

@@ -34,17 +34,12 @@ def create_input(examples, size, training=False, first_step=0):
             lambda epoch: tf.split(list_places(epoch), workers, axis=1)[context.input_pipeline_id]
         )
         places = places.unbatch().skip(first_step % steps).unbatch()  # an element is [batch, 3]
-        # Each parallel call holds a batch, so many cores would need much memory. `repeat` declares
-        # the dataset infinite. Else workers would send messages at each step to agree on its end.
-        # {% if cookiecutter.__size == "complete" %}
+        # Each parallel call holds a batch. Without autotuning, AUTOTUNE is the number of cores, at
+        # most 16. `repeat` declares the dataset infinite. Else workers would send messages at each
+        # step to agree on its end.
         batches = places.map(
-            functools.partial(create_batch, examples, size, training), min(16, count_cores())
+            functools.partial(create_batch, examples, size, training), tf.data.AUTOTUNE
         ).repeat()
-        # {% else %}
-        batches = places.map(
-            functools.partial(create_batch, examples, size, training), min(16, os.cpu_count())
-        ).repeat()
-        # {% endif %}
         return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(
             INPUT_OPTIONS
         )
@@ -62,13 +57,6 @@ def create_input(examples, size, training=False, first_step=0):
 
 
 # {% if cookiecutter.__size == "complete" %}
-def count_cores():
-    """Return the number of processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
 def read_clock(tensors):
     """Return the time at which tensors have been computed, in seconds, [] float64."""
     with tf.control_dependencies(tensors):

@@ -47,7 +47,7 @@ def describe_run():
         "warmup_steps": 0,
         "precision": "float32",
         # {% endif %}
-        **dataclasses.asdict(config),
+        **vars(config),
         "git_commit": subprocess.getoutput(f"{git} 2> /dev/null") or None,
         "versions": {
             "python": platform.python_version(),

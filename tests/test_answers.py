@@ -174,8 +174,8 @@ def test_layer_has_learned_its_vocabulary(small, tmp_path):
     assert run_with_tensorflow(READS_SUM, tmp_path) == "[7]\n"
 
 
-@pytest.mark.parametrize("name", ["class ClippedAdam", "class NoisyAdam"])
-def test_gradients_are_changed_after_their_sum(name, small, tmp_path):
+@pytest.mark.parametrize("name", ["class ClippedAdam", "class NoisyAdam", "class LayerwiseAdam"])
+def test_update_is_changed_after_the_sum_of_gradients(name, small, tmp_path):
     optimizer = name.removeprefix("class ")
     code = find_block(name) + use_optimizer(f"{optimizer}(learning_rate)")
     script = write_variant(small, tmp_path, code)

@@ -558,3 +558,20 @@ def test_run_resumes_no_later_than_its_corrupt_best_checkpoint(complete_script, 
     [data] = (tmp_path / "run" / "checkpoints" / "best").glob("ckpt-8.data*")
     flip(data)
     assert "resumed at step 8\n" in train(script, *flags, "4")
+
+
+# The file is corrupt after the last epoch, before the test.
+CORRUPT_BEST = """
+@wraps_original
+def test_best_checkpoint(original, test_set):
+    for path in run_path("checkpoints/best").glob("*.data*"):
+        path.write_bytes(b"")
+    original(test_set)
+"""
+
+
+def test_last_checkpoint_is_tested_despite_a_corrupt_best_one(complete_script, tmp_path):
+    code = (SMALL_IMAGES, RISING_LOSS, NO_EXPORT, CORRUPT_BEST)
+    script = write_variant(complete_script, tmp_path, *code)
+    output = train(script, "--global-batch-size", "16", "--epochs", "3", "--export", "last")
+    assert "checkpoints/last/ckpt-24\n" in output

@@ -165,8 +165,15 @@ def test_essential_run_with_a_port_in_use_can_be_resumed(scripts):
 
 
 @pytest.mark.parametrize("size", ["essential", "complete"])
-def test_unknown_error_of_a_hook_has_a_traceback(size, scripts):
-    text = "ConnectionAbortedError: the hook has lost its database"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ConnectionAbortedError: the hook has lost its database",
+        "ConnectionError: no gRPC server at db:5432, no local server",
+        "ValueError: the coordination number of atom 3 is 0",
+    ],
+)
+def test_unknown_error_of_a_hook_has_a_traceback(text, size, scripts):
     code, errors = query("conditions.explain_graph_error", scripts[size], "UnknownError", text)
     assert code == 1
     assert text in errors

@@ -251,8 +251,7 @@ def preprocess(batch, seeds, training):
     return images, labels
 
 
-os.cpu_count = lambda: {cores}
-os.sched_getaffinity = lambda pid: range({cores})
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])
 """
 
 

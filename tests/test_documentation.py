@@ -293,6 +293,7 @@ MARKS = (
     "set_dtype_policy",
     "class ClippedAdam",
     "class NoisyAdam",
+    "class LayerwiseAdam",
 )
 PYTHON_TESTS = ("test_tasks", "test_export", "test_parameter_servers", "test_answers")
 

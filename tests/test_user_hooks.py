@@ -865,3 +865,25 @@ def create_datasets(original):
 def test_signal_to_a_process_of_a_hook_does_not_end_the_run(size, all_scripts, tmp_path):
     script = write_variant(all_scripts[size], tmp_path, FORKS)
     assert "written to run" in train(script, *FLAGS[:2], "--epochs", "1")
+
+
+# As a library does that limits the time of a download.
+ALARM = (
+    SMALL_IMAGES
+    + """
+@wraps_original
+def create_datasets(original):
+    signal.signal(signal.SIGALRM, lambda *_: print("alarm", flush=True))
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    time.sleep(1)
+    return original()
+"""
+)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_signal_that_a_hook_handles_does_not_end_the_run(size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, ALARM)
+    output = train(script, *FLAGS[:2], "--epochs", "1")
+    assert "alarm" in output
+    assert "written to run" in output

@@ -575,6 +575,20 @@ def test_workers_that_have_come_do_not_wait_in_tensorflow(complete_script, tmp_p
     assert_fails(other, 143, "no connection to worker 0")
 
 
+@pytest.mark.long
+def test_worker_that_ends_while_it_waits_ends_the_others(complete_script, tmp_path):
+    """Of three workers, the second one is killed before the last one comes."""
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES)
+    environments = worker_environments([("worker", index) for index in range(3)])
+    chief, killed = [fork(script, "--timeout", "20", env=env) for env in environments[:2]]
+    wait_until(lambda: "waiting for worker 2 at" in chief.read_output(), chief)
+    killed.kill()
+    last = fork(script, "--timeout", "20", env=environments[2])
+    chief_outcome, last_outcome = finish_all([chief, last], timeout=60)
+    assert_fails(chief_outcome, 143, "a worker failed while it waited for others")
+    assert_fails(last_outcome, 143, "no connection to worker 0")
+
+
 def test_single_worker_trains_alone(complete_script, tmp_path):
     """TF_CONFIG with one worker needs no peer."""
     script = write_variant(complete_script, tmp_path, SMALL_IMAGES)

@@ -146,7 +146,7 @@ def find_checkpoint(kind):
     Raise WrongInput if no checkpoint of the run can be used, or if a new run would replace what
     another one left.
     """
-    may_resume = config.mode == "train" and kind == "last"
+    may_resume = config.mode == "train" and not state.step  # not in the test at the end
     steps = list_checkpoints(kind)
     if may_resume:
         best_steps = list_checkpoints("best")

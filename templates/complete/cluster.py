@@ -2,26 +2,25 @@ def wait_for_workers(addresses):
     """Wait until all workers run. Raise RunInterrupted if one is missing after --timeout.
 
     The chief listens at its address in TF_CONFIG. Each worker connects and sends its index, in nine
-    characters. On the chief, `missing` has the workers that have not sent theirs. When it is empty,
-    the chief sends its own index, 0, to each. On another worker, `missing` has only the chief. A
-    connected worker prints nothing, and waits as long as the chief does.
+    characters. When the chief has each index, it sends its own, 0, to all. A connected worker
+    prints nothing, and waits as long as the chief does.
 
     TensorFlow listens at this address later. Its own wait may take an hour, prints nothing, and
     calls no Python handler.
     """
     host, _, port = addresses[0].rpartition(":")
-    missing = {0: addresses[0]}
+    awaited = {0}
     server = None
     if config.worker_index == 0:
-        missing = dict(enumerate(addresses[1:], start=1))
+        awaited = set(range(1, len(addresses)))
         server = listen_at(port)
-    connections = []
+    connections = {}  # by the index of the other worker
     started_at = time.monotonic()
     next_message = 5
-    while missing:
+    while missing := awaited - connections.keys():
         waited = time.monotonic() - started_at
         left = (config.timeout or 600) - waited
-        names = " and ".join(f"worker {i} at {address}" for i, address in missing.items())
+        names = " and ".join(f"worker {i} at {addresses[i]}" for i in sorted(missing))
         if left < 0:
             raise RunInterrupted(
                 f"no connection to {names} within --timeout; start all workers again"
@@ -40,13 +39,21 @@ def wait_for_workers(addresses):
                 connection = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
                 connection.sendall(b"%9d" % config.worker_index)
                 connection.settimeout(3600)  # the other workers may start later
-            missing.pop(int(connection.recv(9, socket.MSG_WAITALL)), None)
-            connections.append(connection)
+            connections[int(connection.recv(9, socket.MSG_WAITALL))] = connection
     if server:
-        for connection in connections:
-            with contextlib.suppress(OSError):  # this worker has failed; TensorFlow waits for it
-                connection.sendall(b"%9d" % 0)
+        release_workers(connections.values())
         server.close()
+
+
+def release_workers(connections):
+    """Send the chief's index to the other workers. Raise RunInterrupted if one has ended."""
+    # A worker sends nothing more. If its connection can be read, it was closed.
+    ended, *_ = select.select(connections, [], [], 0)
+    if ended:
+        raise RunInterrupted("a worker failed while it waited for others; start all workers again")
+    for connection in connections:
+        with contextlib.suppress(OSError):  # this worker has failed; TensorFlow waits for it
+            connection.sendall(b"%9d" % 0)
 
 
 def listen_at(port):

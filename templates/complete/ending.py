@@ -5,8 +5,8 @@ def explain_error(error):
         return error
     if is_disk_full(error):
         return RunFailed(
-            f"the disk of {run_path().resolve()} or of {state.scratch} is full, or its quota is "
-            "used up; make room and start the same command again"
+            f"the disk of {run_path().resolve()}, of {state.scratch} or of this output is full, or "
+            "its quota is used up; make room and start the same command again"
         )
     # If a GPU's memory is used up, a report of it has an "XLA Label" for each buffer.
     if config.jit_compile and re.search("XLA(?! Label)", text):
@@ -17,13 +17,13 @@ def explain_error(error):
     if "`merge_call` called while" in text:
         return WrongInput(
             "a hook, or a layer such as BatchNormalization, sums over replicas, which TensorFlow "
-            "can't do in a compiled function or a loop; leave out --jit-compile and "
-            "--accumulation-steps, or the sum"
+            "can't do in a compiled function, a loop or a branch; leave out the sum, or "
+            "--jit-compile and --accumulation-steps"
         )
     lost_workers = find_lost_workers(error)
     if lost_workers:
         return RunInterrupted(f"{lost_workers} failed; start all workers again")
-    if re.search("gRPC server|local server", text):
+    if re.search("start gRPC server|port for local server", text):
         return WrongInput(
             "TF_CONFIG: TensorFlow can't listen at this worker's address; use a free port"
         )
@@ -47,7 +47,7 @@ def find_lost_workers(error):
     # `!r` is its repr, which begins with the type.
     failures = (
         "(?i)^(Unavailable|Aborted|DeadlineExceeded)Error|"
-        "coordination|invoking NCCL|current incarnation"
+        "coordination.?(service|agent|client)|invoking NCCL|current incarnation"
     )
     if config.workers == 1 or not re.search(failures, f"{error!r}{error}"):
         return ""

@@ -16,12 +16,13 @@ def load_into_memory(dataset, split):
     try:
         with tf.device("CPU:0"):
             pieces = dataset.batch(piece_size).with_options(INPUT_OPTIONS)
-            for start, piece in zip(range(0, size, piece_size), pieces, strict=True):
+            for index, piece in enumerate(pieces):
                 if stacks is None:
                     stacks = tf.nest.map_structure(
                         lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
                     )
-                tf.nest.map_structure(functools.partial(copy_rows, start), stacks, piece)
+                copy = functools.partial(copy_rows, index * piece_size)
+                tf.nest.map_structure(copy, stacks, piece)
     except (ValueError, tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise

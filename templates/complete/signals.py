@@ -21,7 +21,8 @@ def listen_for_signals():
 
 
 def wait_for_signal(reader):
-    reader.recv(1)
+    while reader.recv(1)[0] not in ENDING_SIGNALS:
+        pass  # another signal, which a hook handles
     end_process(RunInterrupted("interrupted; start the same command again to resume"))
 
 

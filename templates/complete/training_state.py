@@ -13,7 +13,6 @@ def create_training_state(datasets, checkpoint):
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global gradient_norm, GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size // config.accumulation_steps
-    is_new_run = config.mode == "train" and not checkpoint
     reset_keras()
     # The model is created first, as in `export`, so that it draws the same constants.
     model, optimizer = create_model_and_optimizer(strategy)
@@ -23,12 +22,13 @@ def create_training_state(datasets, checkpoint):
     if config.replicas * config.accumulation_steps > 1:
         prepare_layers_for_replicas()
         share_random_numbers()
-    if is_new_run and config.init_checkpoint:
-        load_initial_weights(config.init_checkpoint)
-    if is_new_run and config.worker_index == 0:
-        # Report now what can't be exported at the end of the run.
-        with tempfile.TemporaryDirectory() as folder:
-            export(Path(folder, "export"), datasets["test"][0])
+    if config.mode == "train" and not checkpoint:  # a new run
+        if config.init_checkpoint:
+            load_initial_weights(config.init_checkpoint)
+        if config.worker_index == 0:
+            # Report now what can't be exported at the end of the run.
+            with tempfile.TemporaryDirectory() as folder:
+                export(Path(folder, "export"), datasets["test"][0])
     with strategy.scope():
         state.step_in_graph = tf.Variable(0.0)  # float32: exact up to 2**24 steps
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)

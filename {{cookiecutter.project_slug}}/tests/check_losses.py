@@ -296,7 +296,7 @@ def describe_shapes(labels, predictions):
     text += f"predictions {join(map(str, shapes))}"
     for one, other in zip(label_shapes, shapes, strict=False):
         if one != other and math.prod(one) == math.prod(other):
-            text += "; their difference broadcasts to all pairs of examples"
+            text += "; labels - predictions would broadcast to all pairs of examples"
     return text
 
 

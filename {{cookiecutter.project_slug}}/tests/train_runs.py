@@ -395,7 +395,12 @@ def check_components():
             predictions.append(serve(inputs))  # twice: it may draw random numbers
         predictions.append(serve(inputs))
     first, again, *others = predictions
-    if agree(first, again) and not all(agree(first, each) for each in others):
+    # After a few steps, components may change predictions by less than rounding. On a CPU, the
+    # results of a graph are bit-identical each time.
+    has_gpu = tf.config.list_physical_devices("GPU")
+    tolerance = 0 if not has_gpu and agree(first, again, 0) else 1
+    are_equal = [agree(first, each, tolerance) for each in others]
+    if agree(first, again) and not all(are_equal):
         yield (
             "create_serving_function: predictions of the SavedModel need more than `fetch`'s first "
             "component, and use the other components of one test example; return a dict from "
@@ -403,10 +408,10 @@ def check_components():
         )
 
 
-def agree(predictions, others):
-    """Return whether predictions differ by no more than rounding."""
+def agree(predictions, others, tolerance=1):
+    """Return whether predictions differ by no more than rounding or, with 0, not at all."""
     try:
-        compare_predictions(predictions, others)
+        compare_predictions(predictions, others, tolerance)
     except AssertionError:
         return False
     return True
@@ -492,8 +497,8 @@ LOADING_HINTS = {
 }
 
 
-def compare_predictions(predictions, expected):
-    """Raise AssertionError if predictions differ by more than rounding."""
+def compare_predictions(predictions, expected, tolerance=1):
+    """Raise AssertionError if predictions differ by more than `tolerance` times rounding."""
     pairs = zip(tf.nest.flatten(predictions), tf.nest.flatten(expected), strict=True)
     for one, other in pairs:
         one = np.asarray(one)
@@ -501,7 +506,8 @@ def compare_predictions(predictions, expected):
         if one.dtype.kind == "O":  # strings
             np.testing.assert_array_equal(one, other)
         else:
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+            atol = 1e-5 * tolerance
+            np.testing.assert_allclose(one, other, rtol=10 * atol, atol=atol)
 
 
 FUNCTIONS: dict[str, Callable] = {

@@ -30,6 +30,7 @@ import os
 import pickle
 import platform
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -43,9 +44,11 @@ import traceback
 import zlib
 from pathlib import Path
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def on_signals(handler=signal.SIG_DFL):  # the default ends the process
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING_SIGNALS:
         signal.signal(number, handler)
 
 
@@ -703,7 +706,8 @@ def listen_for_signals():
 
 
 def wait_for_signal(reader):
-    reader.recv(1)
+    while reader.recv(1)[0] not in ENDING_SIGNALS:
+        pass  # another signal, which a hook handles
     end_process(RunInterrupted("interrupted; start the same command again to resume"))
 
 
@@ -795,26 +799,25 @@ def wait_for_workers(addresses):
     """Wait until all workers run. Raise RunInterrupted if one is missing after --timeout.
 
     The chief listens at its address in TF_CONFIG. Each worker connects and sends its index, in nine
-    characters. On the chief, `missing` has the workers that have not sent theirs. When it is empty,
-    the chief sends its own index, 0, to each. On another worker, `missing` has only the chief. A
-    connected worker prints nothing, and waits as long as the chief does.
+    characters. When the chief has each index, it sends its own, 0, to all. A connected worker
+    prints nothing, and waits as long as the chief does.
 
     TensorFlow listens at this address later. Its own wait may take an hour, prints nothing, and
     calls no Python handler.
     """
     host, _, port = addresses[0].rpartition(":")
-    missing = {0: addresses[0]}
+    awaited = {0}
     server = None
     if config.worker_index == 0:
-        missing = dict(enumerate(addresses[1:], start=1))
+        awaited = set(range(1, len(addresses)))
         server = listen_at(port)
-    connections = []
+    connections = {}  # by the index of the other worker
     started_at = time.monotonic()
     next_message = 5
-    while missing:
+    while missing := awaited - connections.keys():
         waited = time.monotonic() - started_at
         left = (config.timeout or 600) - waited
-        names = " and ".join(f"worker {i} at {address}" for i, address in missing.items())
+        names = " and ".join(f"worker {i} at {addresses[i]}" for i in sorted(missing))
         if left < 0:
             raise RunInterrupted(
                 f"no connection to {names} within --timeout; start all workers again"
@@ -833,13 +836,21 @@ def wait_for_workers(addresses):
                 connection = socket.create_connection((host.strip("[]"), int(port)), timeout=30)
                 connection.sendall(b"%9d" % config.worker_index)
                 connection.settimeout(3600)  # the other workers may start later
-            missing.pop(int(connection.recv(9, socket.MSG_WAITALL)), None)
-            connections.append(connection)
+            connections[int(connection.recv(9, socket.MSG_WAITALL))] = connection
     if server:
-        for connection in connections:
-            with contextlib.suppress(OSError):  # this worker has failed; TensorFlow waits for it
-                connection.sendall(b"%9d" % 0)
+        release_workers(connections.values())
         server.close()
+
+
+def release_workers(connections):
+    """Send the chief's index to the other workers. Raise RunInterrupted if one has ended."""
+    # A worker sends nothing more. If its connection can be read, it was closed.
+    ended, *_ = select.select(connections, [], [], 0)
+    if ended:
+        raise RunInterrupted("a worker failed while it waited for others; start all workers again")
+    for connection in connections:
+        with contextlib.suppress(OSError):  # this worker has failed; TensorFlow waits for it
+            connection.sendall(b"%9d" % 0)
 
 
 def listen_at(port):
@@ -1087,12 +1098,13 @@ def load_into_memory(dataset, split):
     try:
         with tf.device("CPU:0"):
             pieces = dataset.batch(piece_size).with_options(INPUT_OPTIONS)
-            for start, piece in zip(range(0, size, piece_size), pieces, strict=True):
+            for index, piece in enumerate(pieces):
                 if stacks is None:
                     stacks = tf.nest.map_structure(
                         lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
                     )
-                tf.nest.map_structure(functools.partial(copy_rows, start), stacks, piece)
+                copy = functools.partial(copy_rows, index * piece_size)
+                tf.nest.map_structure(copy, stacks, piece)
     except (ValueError, tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
@@ -1159,10 +1171,11 @@ def create_input(examples, size, training=False, first_step=0):
             lambda epoch: tf.split(list_places(epoch), workers, axis=1)[context.input_pipeline_id]
         )
         places = places.unbatch().skip(first_step % steps).unbatch()  # an element is [batch, 3]
-        # Each parallel call holds a batch, so many cores would need much memory. `repeat` declares
-        # the dataset infinite. Else workers would send messages at each step to agree on its end.
+        # Each parallel call holds a batch. Without autotuning, AUTOTUNE is the number of cores, at
+        # most 16. `repeat` declares the dataset infinite. Else workers would send messages at each
+        # step to agree on its end.
         batches = places.map(
-            functools.partial(create_batch, examples, size, training), min(16, count_cores())
+            functools.partial(create_batch, examples, size, training), tf.data.AUTOTUNE
         ).repeat()
         return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(
             INPUT_OPTIONS
@@ -1193,13 +1206,6 @@ def create_batch(examples, size, training, places):
     if sample_weight is not None:
         weight *= sample_weight  # [batch]: put weights of tokens or pixels among the labels
     return features, labels, weight
-
-
-def count_cores():
-    """Return the number of processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def read_clock(tensors):
@@ -1549,7 +1555,7 @@ def find_checkpoint(kind):
     Raise WrongInput if no checkpoint of the run can be used, or if a new run would replace what
     another one left.
     """
-    may_resume = config.mode == "train" and kind == "last"
+    may_resume = config.mode == "train" and not state.step  # not in the test at the end
     steps = list_checkpoints(kind)
     if may_resume:
         best_steps = list_checkpoints("best")
@@ -1829,7 +1835,7 @@ def describe_run():
     # The output is empty if there is no commit.
     git = f"git -C {shlex.quote(os.path.dirname(__file__))} rev-parse --verify --quiet HEAD"
     return {
-        **dataclasses.asdict(config),
+        **vars(config),
         "git_commit": subprocess.getoutput(f"{git} 2> /dev/null") or None,
         "versions": {
             "python": platform.python_version(),
@@ -2105,7 +2111,6 @@ def create_training_state(datasets, checkpoint):
     global loss_object, train_metrics, validation_metrics, test_metrics, model, optimizer
     global gradient_norm, GLOBAL_BATCH_SIZE
     GLOBAL_BATCH_SIZE = config.global_batch_size // config.accumulation_steps
-    is_new_run = config.mode == "train" and not checkpoint
     reset_keras()
     # The model is created first, as in `export`, so that it draws the same constants.
     model, optimizer = create_model_and_optimizer(strategy)
@@ -2115,12 +2120,13 @@ def create_training_state(datasets, checkpoint):
     if config.replicas * config.accumulation_steps > 1:
         prepare_layers_for_replicas()
         share_random_numbers()
-    if is_new_run and config.init_checkpoint:
-        load_initial_weights(config.init_checkpoint)
-    if is_new_run and config.worker_index == 0:
-        # Report now what can't be exported at the end of the run.
-        with tempfile.TemporaryDirectory() as folder:
-            export(Path(folder, "export"), datasets["test"][0])
+    if config.mode == "train" and not checkpoint:  # a new run
+        if config.init_checkpoint:
+            load_initial_weights(config.init_checkpoint)
+        if config.worker_index == 0:
+            # Report now what can't be exported at the end of the run.
+            with tempfile.TemporaryDirectory() as folder:
+                export(Path(folder, "export"), datasets["test"][0])
     with strategy.scope():
         state.step_in_graph = tf.Variable(0.0)  # float32: exact up to 2**24 steps
         optimizer = tf.nest.map_structure(configure_optimizer, optimizer)
@@ -2383,8 +2389,8 @@ def explain_error(error):
         return error
     if is_disk_full(error):
         return RunFailed(
-            f"the disk of {run_path().resolve()} or of {state.scratch} is full, or its quota is "
-            "used up; make room and start the same command again"
+            f"the disk of {run_path().resolve()}, of {state.scratch} or of this output is full, or "
+            "its quota is used up; make room and start the same command again"
         )
     # If a GPU's memory is used up, a report of it has an "XLA Label" for each buffer.
     if config.jit_compile and re.search("XLA(?! Label)", text):
@@ -2395,13 +2401,13 @@ def explain_error(error):
     if "`merge_call` called while" in text:
         return WrongInput(
             "a hook, or a layer such as BatchNormalization, sums over replicas, which TensorFlow "
-            "can't do in a compiled function or a loop; leave out --jit-compile and "
-            "--accumulation-steps, or the sum"
+            "can't do in a compiled function, a loop or a branch; leave out the sum, or "
+            "--jit-compile and --accumulation-steps"
         )
     lost_workers = find_lost_workers(error)
     if lost_workers:
         return RunInterrupted(f"{lost_workers} failed; start all workers again")
-    if re.search("gRPC server|local server", text):
+    if re.search("start gRPC server|port for local server", text):
         return WrongInput(
             "TF_CONFIG: TensorFlow can't listen at this worker's address; use a free port"
         )
@@ -2425,7 +2431,7 @@ def find_lost_workers(error):
     # `!r` is its repr, which begins with the type.
     failures = (
         "(?i)^(Unavailable|Aborted|DeadlineExceeded)Error|"
-        "coordination|invoking NCCL|current incarnation"
+        "coordination.?(service|agent|client)|invoking NCCL|current incarnation"
     )
     if config.workers == 1 or not re.search(failures, f"{error!r}{error}"):
         return ""

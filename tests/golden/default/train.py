@@ -38,9 +38,11 @@ import traceback
 import zlib
 from pathlib import Path
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def on_signals(handler=signal.SIG_DFL):  # the default ends the process
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING_SIGNALS:
         signal.signal(number, handler)
 
 
@@ -821,10 +823,11 @@ def create_input(examples, size, training=False, first_step=0):
             lambda epoch: tf.split(list_places(epoch), workers, axis=1)[context.input_pipeline_id]
         )
         places = places.unbatch().skip(first_step % steps).unbatch()  # an element is [batch, 3]
-        # Each parallel call holds a batch, so many cores would need much memory. `repeat` declares
-        # the dataset infinite. Else workers would send messages at each step to agree on its end.
+        # Each parallel call holds a batch. Without autotuning, AUTOTUNE is the number of cores, at
+        # most 16. `repeat` declares the dataset infinite. Else workers would send messages at each
+        # step to agree on its end.
         batches = places.map(
-            functools.partial(create_batch, examples, size, training), min(16, os.cpu_count())
+            functools.partial(create_batch, examples, size, training), tf.data.AUTOTUNE
         ).repeat()
         return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(
             INPUT_OPTIONS
@@ -1143,7 +1146,7 @@ def describe_run():
         "schedule": "constant",
         "warmup_steps": 0,
         "precision": "float32",
-        **dataclasses.asdict(config),
+        **vars(config),
         "git_commit": subprocess.getoutput(f"{git} 2> /dev/null") or None,
         "versions": {
             "python": platform.python_version(),
@@ -1465,7 +1468,7 @@ def report_error(error):
     """Print why the run ends, or the traceback of a bug. Return the exit code."""
     # The type or the text of an error: `!r` is its repr, which begins with the type. A failure of
     # NCCL is an UnknownError, like an exception of a hook's Python code. Only its text differs.
-    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|gRPC server|incarnation"
+    failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|start gRPC|incarnation"
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed, or its port is in use; start all workers again")
     if re.search("No space left|Disk quota exceeded", f"{error}"):

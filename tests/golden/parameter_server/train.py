@@ -40,9 +40,11 @@ import zlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def on_signals(handler=signal.SIG_DFL):  # the default ends the process
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING_SIGNALS:
         signal.signal(number, handler)
 
 
@@ -1290,7 +1292,7 @@ def describe_run():
         "schedule": "constant",
         "warmup_steps": 0,
         "precision": "float32",
-        **dataclasses.asdict(config),
+        **vars(config),
         "git_commit": subprocess.getoutput(f"{git} 2> /dev/null") or None,
         "versions": {
             "python": platform.python_version(),
