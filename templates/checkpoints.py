@@ -20,17 +20,17 @@ def create_checkpoints():
 
 @tf.function
 def sum_variables():
-    """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
+    """Return the sum of all variables, [] float32. It is not finite if one of them isn't."""
     # {% if cookiecutter.__size == "parameter_server" %}
     sums = []
     for variable in list_variables((model, optimizer)):
         if "float" in variable.dtype:
             with tf.device(variable.value.device):  # sums are sent over the network, not weights
-                sums.append(tf.cast(tf.reduce_sum(variable), "float64"))
+                sums.append(tf.reduce_sum(tf.cast(variable, "float32")))
     return tf.add_n(sums)
     # {% else %}
     return sum(
-        tf.cast(tf.reduce_sum(variable), "float64")
+        tf.reduce_sum(tf.cast(variable, "float32"))  # a sum of float16 may overflow
         for variable in list_variables((model, optimizer))
         if "float" in variable.dtype
     )

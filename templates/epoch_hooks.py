@@ -22,6 +22,10 @@ def end_epoch(history):
     them, so what changes here must depend on `history` only. Change only variables of models and
     optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
     To predict, call the model: `model.predict` divides its batch among replicas and workers.
+    # {% if cookiecutter.__size != "parameter_server" %}
+    With --ema-momentum (complete script), `history` is of the EMA, and the model has the weights of
+    the last step: call `swap_ema_weights()` before predicting, and again afterwards.
+    # {% endif %}
     """
     # {% if cookiecutter.__size == "parameter_server" %}
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.

@@ -26,7 +26,8 @@ def run_loop(distributed_step, metrics, iterator, steps):
     for metric in metrics:
         metric.reset_state()
     loss = float(run_steps(distributed_step, iterator, tf.constant(steps)))
-    return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
+    # `+ 0` reads a variable, which a metric of one's own may return.
+    return {"loss": loss, **{metric.name: float(metric.result() + 0) for metric in metrics}}
 
 
 # {% if cookiecutter.__schedule %}

@@ -19,9 +19,9 @@ def find_run():
     be in the test split now.
     """
     # Without a name, the run would fill the current folder.
-    if re.search(r"^$|://|[\[\\]", config.run_dir):
+    if re.search(r"^$|://|[\[\\\ud800-\udfff]", config.run_dir):
         raise WrongInput(
-            f"--run-dir {config.run_dir} is no local folder, or has [ or \\; use another folder"
+            f"--run-dir {config.run_dir} is no local folder, or has [, \\ or no UTF-8; use another"
         )
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:

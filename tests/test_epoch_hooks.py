@@ -7,6 +7,7 @@ has too. So a run that is killed ends bit-identical.
 import itertools
 import json
 
+import numpy as np
 import pytest
 from rendering import SIZES
 from running import (
@@ -145,6 +146,27 @@ def test_first_of_equal_scores_selects_the_best_checkpoint(size, scripts, tmp_pa
     train(script, *FLAGS[:2], "--epochs", "3")
     best = query("runs.read_contents", tmp_path / "run")["best"]
     assert best["step"] == [read_split(tmp_path / "run", "validation")[0]["step"]]
+
+
+# Each epoch is the best one.
+PREDICTS_WITH_EMA = """
+def score(validation):
+    return -validation.get("step", state.step)
+
+
+def end_epoch(history):
+    swap_ema_weights()
+    np.save("kernel.npy", model.trainable_variables[0].numpy())
+    swap_ema_weights()
+    return False
+"""
+
+
+def test_epoch_ends_with_the_ema_if_the_hook_asks_for_it(complete_script, tmp_path):
+    script = write_variant(complete_script, tmp_path, SMALL_IMAGES, PREDICTS_WITH_EMA)
+    train(script, *FLAGS[:2], "--epochs", "2", "--ema-momentum", "0.9")
+    best = query("runs.read_contents", tmp_path / "run")["best"]
+    assert best["model"][0] == np.load(tmp_path / "kernel.npy").tolist()
 
 
 def test_lowest_score_selects_the_best_checkpoint(train_once):

@@ -474,7 +474,7 @@ def test_run_stops_at_a_full_disk_and_resumes(size, filling, all_scripts, tmp_pa
     [line] = finished.stderr.splitlines()
     assert line.startswith("train.py: stopped: the disk ")
     assert "make room" in line
-    assert f"the disk of {disk}/run " in line or size != "complete"
+    assert f"the disk of {disk}/run, " in line or size != "complete"
     [copy] = write_copies(script, [tmp_path / "undisturbed"])
     train(copy, *running.FLAGS)
     assert_same_run(tmp_path / "run", copy.parent / "run")

@@ -334,6 +334,14 @@ def test_closed_stdout_stops_all_workers(project):
     assert read_received(project) == ["SIGTERM", "SIGTERM"]
 
 
+def test_launcher_without_stdout_runs_all_workers(project):
+    """Some services close it. More output than a pipe holds must not block a worker."""
+    body = "print('x' * 300_000)\nPath('done').touch()\n"
+    without_stdout = ["sh", "-c", 'exec "$0" "$@" >&-']
+    run_launcher(project, body, "--workers", 1, wrapper=without_stdout)
+    assert (project.parent / "folder" / "done").exists()
+
+
 # --------------------------------------------------------------------------------------------------
 # Stopping
 # --------------------------------------------------------------------------------------------------

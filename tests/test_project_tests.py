@@ -1787,6 +1787,50 @@ def test_export_of_other_predictions_is_a_warning(code, is_warning, run_tests):
     assert (OTHER_ORDER in report.output) == is_warning
 
 
+# A label for each row of an image.
+TAGGER = """
+def preprocess(batch, seeds, training):
+    images, labels = batch
+    return images[..., 0], tf.repeat(labels[:, None], 8, axis=1)
+
+
+def create_model_and_optimizer(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([None, 8]), keras.layers.Dense(10)])
+        return model, Adam(0.01)
+
+
+def compute_losses(labels, predictions):
+    return tf.reduce_mean(loss_object(labels, predictions), axis=1)
+
+
+def update_metrics(metrics, labels, predictions, sample_weight):
+    weights = tf.ones_like(labels, tf.float32) * sample_weight[:, None]
+    for metric in metrics:
+        metric.update_state(labels, predictions, weights)
+
+
+def create_serving_function(models, example):
+    @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 1], tf.uint8)])
+    def serve(images):
+        return CODE
+
+    return serve
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("code", "is_warning"),
+    [("models[0](images[..., 0])", False), ("models[0](images[:, 2:, :, 0])", True)],
+    ids=["all", "shorter"],
+)
+def test_export_of_another_length_is_a_warning(code, is_warning, run_tests):
+    report = run_tests(TAGGER.replace("CODE", code), only=EXPORT)
+    assert report.outcomes == {EXPORT: "PASSED"}, report.output
+    assert ("predictions of the SavedModel have shape" in report.output) == is_warning
+
+
 OTHER_ORDER = "the SavedModel orders classes and examples unlike the model"
 ONE_NUMBER = (
     return_batch(labels="tf.cast(labels, tf.float32)[:, None]")

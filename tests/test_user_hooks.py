@@ -319,6 +319,74 @@ def test_export_of_a_gan_has_the_ema_of_both_models(train_once):
     assert_exports_agree(run_dir)
 
 
+# As in the docstring of keras.metrics.Metric.
+RETURNS_VARIABLE = """
+class Seen(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="seen")
+        self.seen = self.add_variable([], "zeros", name="seen")
+
+    def update_state(self, labels, predictions, sample_weight):
+        self.seen.assign_add(tf.reduce_sum(sample_weight))
+
+    def result(self):
+        return self.seen
+
+
+def create_metrics(strategy):
+    with strategy.scope():
+        return [[Seen()] for _ in range(3)]
+"""
+
+
+@pytest.mark.parametrize("replicas", ["1", "2"])
+@pytest.mark.parametrize("size", SIZES)
+def test_metric_may_return_its_variable(size, replicas, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, RETURNS_VARIABLE)
+    train(script, *FLAGS, "--replicas", replicas)
+    *_, tested = read_numbers(tmp_path / "run")
+    assert tested["seen"] == 64
+
+
+# The sum of the float16 numbers is above the largest one, 65,504.
+LARGE_SUM = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, optimizer = original(strategy)
+    with strategy.scope():
+        teacher = keras.Sequential([keras.Input([400]), keras.layers.Dense(400, dtype="float16")])
+        teacher.layers[0].kernel.assign(tf.ones([400, 400]))
+    return (model, teacher), (optimizer, None)
+
+
+def compute_gradients(batch):
+    features, labels, sample_weight = batch
+    with tf.GradientTape() as tape:
+        predictions = model[0](features, training=True)
+        loss = compute_loss(labels, predictions, sample_weight)
+    gradients = tape.gradient(loss, [x.value for x in model[0].trainable_variables])
+    return loss, gradients
+
+
+def train_step(batch):
+    loss, gradients = compute_gradients(batch)
+    update(optimizer[0], gradients, model[0].trainable_variables)
+    return loss * config.global_batch_size, tf.reduce_sum(batch[-1])
+
+
+def evaluation_step(batch, metrics):
+    features, labels, sample_weight = batch
+    losses = compute_losses(labels, model[0](features, training=False))
+    return tf.reduce_sum(losses * sample_weight), tf.reduce_sum(sample_weight)
+"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sum_of_float16_weights_may_overflow(size, scripts, tmp_path):
+    script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, LARGE_SUM)
+    assert "written to run" in train(script, *FLAGS[:2], "--epochs", "1")
+
+
 # Without dropout: float16 numbers are not rounded float32 numbers.
 STILL_GAN = GAN.replace("Dropout(0.5)", "Dropout(0.0)").replace("Dropout(0.3)", "Dropout(0.0)")
 
@@ -746,7 +814,7 @@ PIECES = {"essential": 512, "complete": 512 + 515 // 256}
 def test_examples_of_different_shapes_are_rejected(size, code, scripts, tmp_path):
     code = code.replace("PIECE", f"{PIECES[size]}")
     outcome = run_script(write_variant(scripts[size], tmp_path, code))
-    reason = "the examples of train can't be stacked; if their shapes differ, pad them, or return"
+    reason = "the examples of train can't be stacked; if unequal or ragged, pad them, or return"
     assert_fails(outcome, 2, f"create_datasets: {reason} places")
 
 

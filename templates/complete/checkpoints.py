@@ -23,9 +23,8 @@ def copy_variables():
     variables = get_variables()
     are_finite = tf.reduce_all(
         [
-            tf.math.is_finite(tf.reduce_sum(value))
+            tf.math.is_finite(tf.reduce_sum(tf.cast(value, "float32")))  # float16 may overflow
             for value in tf.nest.flatten(variables)
-            if value.dtype.is_floating
         ]
     )
     if config.worker_index > 0:  # only the chief writes checkpoints

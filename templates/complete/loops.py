@@ -38,7 +38,8 @@ def run_loop(distributed_step, metrics, iterator, steps):
     for metric in metrics:
         metric.reset_state()
     loss, waited = run_steps(distributed_step, iterator, tf.constant(steps))
-    values = {metric.name: float(metric.result()) for metric in metrics}
+    # `+ 0` reads a variable, which a metric of one's own may return.
+    values = {metric.name: float(metric.result() + 0) for metric in metrics}
     return {"loss": float(loss), **values}, float(waited)
 
 

@@ -89,8 +89,9 @@ def swap_ema_weights():
         if not its_optimizer or not its_optimizer.use_ema or its_optimizer.iterations == 0:
             continue
         # Keras's public finalize_variable_values overwrites the weights and can't be undone.
-        averages = its_optimizer._model_variables_moving_average
-        for average, weight in zip(averages, each.trainable_variables, strict=False):
+        for average, weight in zip(
+            its_optimizer._model_variables_moving_average, each.trainable_variables, strict=False
+        ):
             trained = weight.numpy()
             weight.assign(average)
             average.assign(trained)

@@ -405,6 +405,7 @@ def report_failure(task):
 def main(argv):
     """Run train.py until it is done, stopped or out of restarts. Return the exit code."""
     args, flags = parse_arguments(argv)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # None if it is closed
     handle_signals()
     # {% if cookiecutter.distribution == "parameter_server" %}
     task_counts = {"chief": 1, "ps": args.ps, "worker": args.workers}

@@ -247,7 +247,7 @@ def evaluate(run_dir):
     sums = [train.test_step(batch) for _, batch in read_test_split(size)]
     loss_sum, weight_sum = np.sum(sums, axis=0, dtype="float64")
     loss = float(loss_sum / weight_sum) if weight_sum else 0.0
-    metrics = {metric.name: float(metric.result()) for metric in train.test_metrics}
+    metrics = {metric.name: float(metric.result() + 0) for metric in train.test_metrics}
     return {"loss": loss, **metrics}
 
 
@@ -321,7 +321,8 @@ def find_draws():
 def find_other_predictions():
     """Yield a hint if the function to serve orders classes and examples unlike the model.
 
-    A softmax, another scale or a threshold keeps one of these orders.
+    A softmax, another scale or a threshold keeps one of these orders. Also yield a hint if it
+    predicts sequences of another length.
     """
     serve, example = call_serving_hook()
     if not takes_first_component(serve, example) or draws_in_preprocess(example):
@@ -330,7 +331,17 @@ def find_other_predictions():
         if not takes_features(train.model, features) or draws_in_evaluation(features):
             return
         predictions = serve(inputs), train.model(features, training=False)
-        if all(map(tf.is_tensor, predictions)) and not have_same_order(*predictions):
+        if not all(map(tf.is_tensor, predictions)):
+            return
+        if have_other_lengths(*predictions):
+            one, other = (tuple(each.shape) for each in predictions)
+            yield (
+                f"create_serving_function: predictions of the SavedModel have shape {one}, and of "
+                f"the model {other}; if that is not intended, look for a layer that fails if the "
+                "batch size and a length are None, such as Keras's TimeDistributed"
+            )
+            return
+        if not have_same_order(*predictions):
             yield (
                 "create_serving_function: the SavedModel orders classes and examples unlike the "
                 "model; if that is not intended, compute the features by `preprocess`, as in "
@@ -347,6 +358,16 @@ def draws_in_preprocess(example):
         features, *_ = train.preprocess(copied, create_seeds(first, 1), training=False)
         others.append(features)
     return not agree(*others)
+
+
+def have_other_lengths(predictions, others):
+    """Return whether predictions are sequences, and differ only in their length."""
+    is_sequence = len(predictions.shape) > 2
+    return (
+        is_sequence
+        and predictions.shape[1] != others.shape[1]
+        and predictions.shape[2:] == others.shape[2:]
+    )
 
 
 def have_same_order(predictions, others):

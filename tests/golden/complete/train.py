@@ -388,6 +388,8 @@ def end_epoch(history):
     them, so what changes here must depend on `history` only. Change only variables of models and
     optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
     To predict, call the model: `model.predict` divides its batch among replicas and workers.
+    With --ema-momentum (complete script), `history` is of the EMA, and the model has the weights of
+    the last step: call `swap_ema_weights()` before predicting, and again afterwards.
     """
     # TODO(you): stop early, write samples if config.worker_index == 0, or set a constant
     # `optimizer.learning_rate`.
@@ -555,7 +557,8 @@ def run_loop(distributed_step, metrics, iterator, steps):
     for metric in metrics:
         metric.reset_state()
     loss, waited = run_steps(distributed_step, iterator, tf.constant(steps))
-    values = {metric.name: float(metric.result()) for metric in metrics}
+    # `+ 0` reads a variable, which a metric of one's own may return.
+    values = {metric.name: float(metric.result() + 0) for metric in metrics}
     return {"loss": float(loss), **values}, float(waited)
 
 
@@ -1109,7 +1112,7 @@ def load_into_memory(dataset, split):
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
         raise WrongInput(
-            f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
+            f"create_datasets: the examples of {split} can't be stacked; if unequal or ragged, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
     return stacks, size
@@ -1395,8 +1398,9 @@ def swap_ema_weights():
         if not its_optimizer or not its_optimizer.use_ema or its_optimizer.iterations == 0:
             continue
         # Keras's public finalize_variable_values overwrites the weights and can't be undone.
-        averages = its_optimizer._model_variables_moving_average
-        for average, weight in zip(averages, each.trainable_variables, strict=False):
+        for average, weight in zip(
+            its_optimizer._model_variables_moving_average, each.trainable_variables, strict=False
+        ):
             trained = weight.numpy()
             weight.assign(average)
             average.assign(trained)
@@ -1432,9 +1436,8 @@ def copy_variables():
     variables = get_variables()
     are_finite = tf.reduce_all(
         [
-            tf.math.is_finite(tf.reduce_sum(value))
+            tf.math.is_finite(tf.reduce_sum(tf.cast(value, "float32")))  # float16 may overflow
             for value in tf.nest.flatten(variables)
-            if value.dtype.is_floating
         ]
     )
     if config.worker_index > 0:  # only the chief writes checkpoints

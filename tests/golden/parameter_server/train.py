@@ -987,7 +987,7 @@ def load_into_memory(dataset, split):
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
         raise WrongInput(
-            f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
+            f"create_datasets: the examples of {split} can't be stacked; if unequal or ragged, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
 
@@ -1163,12 +1163,12 @@ def create_checkpoints():
 
 @tf.function
 def sum_variables():
-    """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
+    """Return the sum of all variables, [] float32. It is not finite if one of them isn't."""
     sums = []
     for variable in list_variables((model, optimizer)):
         if "float" in variable.dtype:
             with tf.device(variable.value.device):  # sums are sent over the network, not weights
-                sums.append(tf.cast(tf.reduce_sum(variable), "float64"))
+                sums.append(tf.reduce_sum(tf.cast(variable, "float32")))
     return tf.add_n(sums)
 
 
@@ -1342,9 +1342,9 @@ def find_run():
     be in the test split now.
     """
     # Without a name, the run would fill the current folder.
-    if re.search(r"^$|://|[\[\\]", config.run_dir):
+    if re.search(r"^$|://|[\[\\\ud800-\udfff]", config.run_dir):
         raise WrongInput(
-            f"--run-dir {config.run_dir} is no local folder, or has [ or \\; use another folder"
+            f"--run-dir {config.run_dir} is no local folder, or has [, \\ or no UTF-8; use another"
         )
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:

@@ -318,6 +318,8 @@ def end_epoch(history):
     them, so what changes here must depend on `history` only. Change only variables of models and
     optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
     To predict, call the model: `model.predict` divides its batch among replicas and workers.
+    With --ema-momentum (complete script), `history` is of the EMA, and the model has the weights of
+    the last step: call `swap_ema_weights()` before predicting, and again afterwards.
     """
     # TODO(you): stop early, write samples if config.worker_index == 0, or set a constant
     # `optimizer.learning_rate`.
@@ -473,7 +475,8 @@ def run_loop(distributed_step, metrics, iterator, steps):
     for metric in metrics:
         metric.reset_state()
     loss = float(run_steps(distributed_step, iterator, tf.constant(steps)))
-    return {"loss": loss, **{metric.name: float(metric.result()) for metric in metrics}}
+    # `+ 0` reads a variable, which a metric of one's own may return.
+    return {"loss": loss, **{metric.name: float(metric.result() + 0) for metric in metrics}}
 
 
 def train(iterator, steps):
@@ -769,7 +772,7 @@ def load_into_memory(dataset, split):
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
         raise WrongInput(
-            f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
+            f"create_datasets: the examples of {split} can't be stacked; if unequal or ragged, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
 
@@ -945,9 +948,9 @@ def create_checkpoints():
 
 @tf.function
 def sum_variables():
-    """Return the sum of all variables, [] float64. It is not finite if one of them isn't."""
+    """Return the sum of all variables, [] float32. It is not finite if one of them isn't."""
     return sum(
-        tf.cast(tf.reduce_sum(variable), "float64")
+        tf.reduce_sum(tf.cast(variable, "float32"))  # a sum of float16 may overflow
         for variable in list_variables((model, optimizer))
         if "float" in variable.dtype
     )
@@ -1195,9 +1198,9 @@ def find_run():
     be in the test split now.
     """
     # Without a name, the run would fill the current folder.
-    if re.search(r"^$|://|[\[\\]", config.run_dir):
+    if re.search(r"^$|://|[\[\\\ud800-\udfff]", config.run_dir):
         raise WrongInput(
-            f"--run-dir {config.run_dir} is no local folder, or has [ or \\; use another folder"
+            f"--run-dir {config.run_dir} is no local folder, or has [, \\ or no UTF-8; use another"
         )
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:
