@@ -80,6 +80,7 @@ BAD_FLAGS_OF_ESSENTIAL = {
     "run directory that can't be created": ("--run-dir /proc/no/run", "--run-dir /proc/no/run"),
     "run directory that TensorFlow can't read": ("--run-dir run[1]", "--run-dir run[1]"),
     "run directory that is a URL": ("--run-dir gs://bucket/run", "--run-dir gs://bucket/run"),
+    "run directory that is no UTF-8": ("--run-dir bad\udcff", "--run-dir bad", "UTF-8"),
 }
 
 # For an existing run: the flags, and the names that the line must have.
