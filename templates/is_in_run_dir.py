@@ -3,7 +3,7 @@ def is_in_run_dir(error):
 
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
-    # If one of two paths begins with the other, the other is their common prefix. With the slash,
-    # "run2" doesn't begin with "run". Without a file name, the first is " /": no path begins so.
-    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
-    return run_path() != Path() and os.path.commonprefix(paths) in paths
+    # With the slash, "run2" doesn't begin with "run". Without a file name, no path begins with " ".
+    path = f"{getattr(error, 'filename', None) or ' '}/"
+    folder = f"{run_path()}/"
+    return folder != "./" and (path.startswith(folder) or folder.startswith(path))

@@ -21,7 +21,7 @@ def find_run():
     # Without a name, the run would fill the current folder.
     if re.search(r"^$|://|[\[\\\ud800-\udfff]", config.run_dir):
         raise WrongInput(
-            f"--run-dir {config.run_dir} isn't local, or has [, \\ or no UTF-8; use another folder"
+            f"--run-dir {config.run_dir} isn't local, or has [, \\ or bad UTF-8; use another folder"
         )
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:

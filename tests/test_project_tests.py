@@ -1808,14 +1808,6 @@ def update_metrics(metrics, labels, predictions, sample_weight):
     weights = tf.ones_like(labels, tf.float32) * sample_weight[:, None]
     for metric in metrics:
         metric.update_state(labels, predictions, weights)
-
-
-def create_serving_function(models, example):
-    @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 1], tf.uint8)])
-    def serve(images):
-        return CODE
-
-    return serve
 """
 
 
@@ -1826,7 +1818,7 @@ def create_serving_function(models, example):
     ids=["all", "shorter"],
 )
 def test_export_of_another_length_is_a_warning(code, is_warning, run_tests):
-    report = run_tests(TAGGER.replace("CODE", code), only=EXPORT)
+    report = run_tests(TAGGER + SERVES_OTHERS.replace("CODE", code), only=EXPORT)
     assert report.outcomes == {EXPORT: "PASSED"}, report.output
     assert ("predictions of the SavedModel have shape" in report.output) == is_warning
 

@@ -814,7 +814,7 @@ PIECES = {"essential": 512, "complete": 512 + 515 // 256}
 def test_examples_of_different_shapes_are_rejected(size, code, scripts, tmp_path):
     code = code.replace("PIECE", f"{PIECES[size]}")
     outcome = run_script(write_variant(scripts[size], tmp_path, code))
-    reason = "the examples of train can't be stacked; if unequal or ragged, pad them, or return"
+    reason = "the examples of train can't be stacked; if their shapes differ, pad them, or return"
     assert_fails(outcome, 2, f"create_datasets: {reason} places")
 
 

@@ -14,7 +14,7 @@ def wait_for_workers(addresses):
     if config.worker_index == 0:
         awaited = set(range(1, len(addresses)))
         server = listen_at(port)
-    connections = {}  # by the index of the other worker
+    connections = {}  # sockets by the index of the other worker
     started_at = time.monotonic()
     next_message = 5
     while missing := awaited - connections.keys():

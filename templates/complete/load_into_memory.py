@@ -21,13 +21,14 @@ def load_into_memory(dataset, split):
                     stacks = tf.nest.map_structure(
                         lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
                     )
-                copy = functools.partial(copy_rows, index * piece_size)
-                tf.nest.map_structure(copy, stacks, piece)
+                tf.nest.map_structure(
+                    functools.partial(copy_rows, index * piece_size), stacks, piece
+                )
     except (ValueError, tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
         raise WrongInput(
-            f"create_datasets: the examples of {split} can't be stacked; if unequal or ragged, "
+            f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
     return stacks, size

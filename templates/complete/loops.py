@@ -38,7 +38,7 @@ def run_loop(distributed_step, metrics, iterator, steps):
     for metric in metrics:
         metric.reset_state()
     loss, waited = run_steps(distributed_step, iterator, tf.constant(steps))
-    # `+ 0` reads a variable, which a metric of one's own may return.
+    # `+ 0` reads a variable: the result of a metric may be one.
     values = {metric.name: float(metric.result() + 0) for metric in metrics}
     return {"loss": float(loss), **values}, float(waited)
 

@@ -557,7 +557,7 @@ def run_loop(distributed_step, metrics, iterator, steps):
     for metric in metrics:
         metric.reset_state()
     loss, waited = run_steps(distributed_step, iterator, tf.constant(steps))
-    # `+ 0` reads a variable, which a metric of one's own may return.
+    # `+ 0` reads a variable: the result of a metric may be one.
     values = {metric.name: float(metric.result() + 0) for metric in metrics}
     return {"loss": float(loss), **values}, float(waited)
 
@@ -814,7 +814,7 @@ def wait_for_workers(addresses):
     if config.worker_index == 0:
         awaited = set(range(1, len(addresses)))
         server = listen_at(port)
-    connections = {}  # by the index of the other worker
+    connections = {}  # sockets by the index of the other worker
     started_at = time.monotonic()
     next_message = 5
     while missing := awaited - connections.keys():
@@ -1106,13 +1106,14 @@ def load_into_memory(dataset, split):
                     stacks = tf.nest.map_structure(
                         lambda x: tf.Variable(tf.zeros([size, *x.shape[1:]], x.dtype)), piece
                     )
-                copy = functools.partial(copy_rows, index * piece_size)
-                tf.nest.map_structure(copy, stacks, piece)
+                tf.nest.map_structure(
+                    functools.partial(copy_rows, index * piece_size), stacks, piece
+                )
     except (ValueError, tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
         raise WrongInput(
-            f"create_datasets: the examples of {split} can't be stacked; if unequal or ragged, "
+            f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
     return stacks, size
@@ -2462,10 +2463,10 @@ def is_in_run_dir(error):
 
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
-    # If one of two paths begins with the other, the other is their common prefix. With the slash,
-    # "run2" doesn't begin with "run". Without a file name, the first is " /": no path begins so.
-    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
-    return run_path() != Path() and os.path.commonprefix(paths) in paths
+    # With the slash, "run2" doesn't begin with "run". Without a file name, no path begins with " ".
+    path = f"{getattr(error, 'filename', None) or ' '}/"
+    folder = f"{run_path()}/"
+    return folder != "./" and (path.startswith(folder) or folder.startswith(path))
 
 
 def report_error(error):

@@ -475,7 +475,7 @@ def run_loop(distributed_step, metrics, iterator, steps):
     for metric in metrics:
         metric.reset_state()
     loss = float(run_steps(distributed_step, iterator, tf.constant(steps)))
-    # `+ 0` reads a variable, which a metric of one's own may return.
+    # `+ 0` reads a variable: the result of a metric may be one.
     return {"loss": loss, **{metric.name: float(metric.result() + 0) for metric in metrics}}
 
 
@@ -772,7 +772,7 @@ def load_into_memory(dataset, split):
         if "Traceback" in f"{error}":  # an exception of the user's own Python code
             raise
         raise WrongInput(
-            f"create_datasets: the examples of {split} can't be stacked; if unequal or ragged, "
+            f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
 
@@ -1200,7 +1200,7 @@ def find_run():
     # Without a name, the run would fill the current folder.
     if re.search(r"^$|://|[\[\\\ud800-\udfff]", config.run_dir):
         raise WrongInput(
-            f"--run-dir {config.run_dir} isn't local, or has [, \\ or no UTF-8; use another folder"
+            f"--run-dir {config.run_dir} isn't local, or has [, \\ or bad UTF-8; use another folder"
         )
     checkpoint = find_checkpoint("best" if config.mode == "evaluate" else "last")
     if checkpoint:
@@ -1458,10 +1458,10 @@ def is_in_run_dir(error):
 
     With `--run-dir .`, return False, since the path may be of a hook's file.
     """
-    # If one of two paths begins with the other, the other is their common prefix. With the slash,
-    # "run2" doesn't begin with "run". Without a file name, the first is " /": no path begins so.
-    paths = f"{getattr(error, 'filename', None) or ' '}/", f"{run_path()}/"
-    return run_path() != Path() and os.path.commonprefix(paths) in paths
+    # With the slash, "run2" doesn't begin with "run". Without a file name, no path begins with " ".
+    path = f"{getattr(error, 'filename', None) or ' '}/"
+    folder = f"{run_path()}/"
+    return folder != "./" and (path.startswith(folder) or folder.startswith(path))
 
 
 def report_error(error):
