@@ -370,6 +370,17 @@ def test_signal_stops_all_workers_and_lets_them_save(number, project):
     assert [line for line in lines if line.startswith("launch: ")] == [lines[0]]
 
 
+def test_workers_that_drop_the_first_sigterm_stop(project):
+    """TensorFlow's C++ code drops it while workers connect."""
+    on_signal = "def on_signal():\n    if len(received) > 1:\n        os._exit(143)\n"
+    edits = [("REPEAT_SECONDS = 5", "REPEAT_SECONDS = 1")]
+    process = start_launcher(project, SLEEP, "--workers", 2, on_signal=on_signal, edits=edits)
+    wait_for_workers(project)
+    signal_group(process)
+    finish_launcher(project, process, 143)
+    assert read_received(project) == ["SIGTERM SIGTERM"] * 2
+
+
 def test_signal_to_the_launcher_only_stops_all_workers(project):
     process = start_launcher(project, SLEEP, "--workers", 2, on_signal=SAVE_SLOWLY)
     wait_for_workers(project)

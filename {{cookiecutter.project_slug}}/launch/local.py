@@ -48,6 +48,7 @@ SAVING_SECONDS = 120  # the same while the chief runs: a large checkpoint takes 
 # {% else %}
 SAVING_SECONDS = 120  # the same after an interruption: a large checkpoint takes long to write
 # {% endif %}
+REPEAT_SECONDS = 5  # from SIGTERM to SIGTERM: TensorFlow drops one while workers connect
 DUPLICATE_SECONDS = 1.0  # `uv run` forwards a Ctrl-C that the terminal has already sent
 POLL_SECONDS = 0.1
 RELAY_SECONDS = 2  # time for the last output of a task that has ended
@@ -229,7 +230,7 @@ class Cluster:
         self.tasks = []
         self.ended = []  # tasks to handle, in the order in which they ended
         self.failures = []
-        self.is_stopping = False
+        self.next_signal_at = 0.0  # time of the next SIGTERM; 0 before the first one
         self.deadline = math.inf  # time at which the tasks that are still running are killed
 
     def run(self):
@@ -316,12 +317,13 @@ class Cluster:
 
     # {% endif %}
     def stop(self):
-        """Send SIGTERM to all tasks, once: later calls do nothing."""
-        if self.is_stopping:
+        """Send SIGTERM to all tasks, now and every REPEAT_SECONDS."""
+        now = time.monotonic()
+        if now < self.next_signal_at:
             return
-        self.is_stopping = True
-        if stop_requests:
+        if stop_requests and not self.next_signal_at:
             print_status("stopping after a checkpoint; press Ctrl-C again to kill all tasks")
+        self.next_signal_at = now + REPEAT_SECONDS
         for task in self.tasks:
             task.process.terminate()
 
