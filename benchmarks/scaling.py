@@ -7,7 +7,8 @@
 
 `measure` trains a dense network with several workers on this machine, each with one thread and a
 batch of 64. It compares the bytes and the time of a step with the results of `simulate`.
-`embedding` counts the bytes that two workers send for an embedding of which a step uses one row.
+`embedding` counts the bytes that two workers send for an embedding of which a step uses one row. It
+also counts the bytes between a parameter server and a worker, for two layers.
 docs/scaling.md has the conclusions for machines with GPUs.
 """
 
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -34,10 +36,15 @@ LAYER = 'keras.layers.Dense(64, activation="silu")'
 LARGE_LAYER = 'keras.layers.Dense(1024, activation="silu")'
 LARGE_LAYERS = f"{LARGE_LAYER}, {LARGE_LAYER}"
 EMBEDDING_LAYERS = """
-    keras.layers.Rescaling(0.0),  # all features are the index 0
-    keras.layers.Embedding({rows}, 64),
+    keras.layers.Dense(8),  # 8 lookups for each example
+    keras.layers.Rescaling(0.0),  # all of row 0
+    {embedding},
     keras.layers.GlobalAveragePooling1D()
 """
+# Almost all examples are for training, so that few bytes are sent in validations.
+SPLITS = "[1257, 1527]"
+LARGE_SPLITS = "[1792, 1793]"
+MODEL_HOOK = "def create_model_and_optimizer("
 NUM_WEIGHTS = sum(
     (
         32 * 10,  # Conv2D, with its bias
@@ -101,21 +108,24 @@ def simulate_seconds(*arguments, **options):
 
 
 class Run:
-    """A run of several workers on this machine, each with one thread."""
+    """A run of several tasks on this machine. Synchronous workers have one thread each."""
 
-    def __init__(self, project, workers, run_dir):
+    def __init__(self, project, tasks, batch_size, run_dir):
+        """Start it. `tasks` are flags of launch/local.py, such as --workers 2."""
         self.run_dir = run_dir
         command = [
             *(sys.executable, "launch/local.py"),
-            *("--workers", workers),
+            *tasks,
             *("--max-restarts", 0),
             "--",
             *("--run-dir", run_dir),
-            *("--global-batch-size", BATCH_SIZE * workers),
+            *("--global-batch-size", batch_size),
             *("--steps-per-loop", STEPS_PER_LOOP),
             *("--epochs", 10_000),
         ]
         threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+        if "--ps" in tasks:  # tasks that wait for each other need more threads
+            threads = {}
         self.launcher = subprocess.Popen(
             [str(word) for word in command],
             cwd=project,
@@ -155,16 +165,16 @@ def count_sent_bytes():
     raise OSError("/proc/net/dev has no loopback device lo")
 
 
-def measure(project, workers, steps):
+def measure(project, tasks, batch_size, steps):
     """Return three measurements of a run.
 
-    They are the seconds from the start to the end of the first loop, the bytes that a worker sends
+    They are the seconds from the start to the end of the first loop, the bytes that all tasks send
     per step, and the median of the seconds of a step.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         started_at = time.monotonic()
-        run = Run(project, workers, Path(folder) / "run")
+        run = Run(project, tasks, batch_size, Path(folder) / "run")
         stack.callback(run.end)
         run.wait_for_step(1)
         startup_seconds = time.monotonic() - started_at
@@ -173,26 +183,35 @@ def measure(project, workers, steps):
         last = run.wait_for_step(first + steps)
         sent = count_sent_bytes() - sent_before
         lines = [line for line in run.read_log() if first < line["step"] <= last]
-    step_seconds = [BATCH_SIZE * workers / line["examples_per_second"] for line in lines]
-    sent_per_step = sent / (last - first) / workers
-    return startup_seconds, sent_per_step, statistics.median(step_seconds)
+    step_seconds = [batch_size / line["examples_per_second"] for line in lines]
+    return startup_seconds, sent / (last - first), statistics.median(step_seconds)
 
 
-def render(folder, layers):
-    """Return the folder of a rendered project with other layers instead of LAYER."""
+def measure_workers(project, workers, steps):
+    """Measure synchronous workers. The bytes are those that each worker sends."""
+    tasks = ("--workers", workers)
+    startup_seconds, sent, step_seconds = measure(project, tasks, BATCH_SIZE * workers, steps)
+    return startup_seconds, sent / workers, step_seconds
+
+
+def render(folder, replacements, **answers):
+    """Return the folder of a rendered project, with texts of train.py replaced."""
     project = Path(
         cookiecutter(
             str(TEMPLATE),
             output_dir=folder,
             no_input=True,
             accept_hooks=False,
+            extra_context=answers,
         )
     )
     script = project / "train.py"
     text = script.read_text(encoding="utf-8")
-    if LAYER not in text:
-        raise ValueError(f"{script} has no layer {LAYER}")
-    script.write_text(text.replace(LAYER, layers), encoding="utf-8")
+    for old, new in replacements.items():
+        if old not in text:
+            raise ValueError(f"{script} has no {old}")
+        text = text.replace(old, new)
+    script.write_text(text, encoding="utf-8")
     return project
 
 
@@ -203,8 +222,8 @@ def print_comparison(worker_counts, steps):
     workers and more are really predicted.
     """
     with tempfile.TemporaryDirectory() as folder:
-        project = render(folder, LARGE_LAYERS)
-        measured = {count: measure(project, count, steps) for count in worker_counts}
+        project = render(folder, {LAYER: LARGE_LAYERS})
+        measured = {count: measure_workers(project, count, steps) for count in worker_counts}
     _, _, one_worker_seconds = measured[1]
     _, _, two_workers_seconds = measured[2]
     cores = len(os.sched_getaffinity(0))
@@ -229,13 +248,32 @@ def print_comparison(worker_counts, steps):
 
 
 def print_embedding(rows, steps):
-    """Print the bytes of an embedding, and what each of two workers sends per step."""
+    """Print the bytes of an embedding, and what tasks send per step."""
+    keras_layer = f"keras.layers.Embedding({rows}, 64)"
+    print(f"embedding of {rows} × 64: {4 * 64 * rows / 1e6:.2f} MB")
     with tempfile.TemporaryDirectory() as folder:
-        project = render(folder, EMBEDDING_LAYERS.format(rows=rows))
-        _, sent, step_seconds = measure(project, 2, steps)
-    table = 4 * 64 * rows
-    print(f"embedding of {rows} × 64: {table / 1e6:.2f} MB; ", end="")
-    print(f"a worker sends {sent / 1e6:.2f} MB in a step of {1e3 * step_seconds:.0f} ms")
+        project = render(folder, {LAYER: EMBEDDING_LAYERS.format(embedding=keras_layer)})
+        _, sent, step_seconds = measure_workers(project, 2, steps)
+    print(f"each of two workers: {sent / 1e6:.2f} MB in a step of {1e3 * step_seconds:.0f} ms")
+    for layer in (keras_layer, f"SplitEmbedding({rows}, 64, parts=1)"):
+        with tempfile.TemporaryDirectory() as folder:
+            project = render_servers(folder, layer)
+            tasks = ("--ps", 1, "--workers", 1)
+            _, sent, step_seconds = measure(project, tasks, BATCH_SIZE, steps)
+        print(f"server and worker, {layer}: ", end="")
+        print(f"{sent / 1e6:.2f} MB in a step of {1e3 * step_seconds:.0f} ms")
+
+
+def render_servers(folder, embedding):
+    """Render a project with parameter servers and an embedding layer."""
+    readme = TEMPLATE / "templates" / "readme" / "parameter_server" / "split_embedding.md"
+    [split_embedding] = re.findall(r"```python\n(.*?)```", readme.read_text("utf-8"), re.DOTALL)
+    replacements = {
+        LAYER: EMBEDDING_LAYERS.format(embedding=embedding),
+        SPLITS: LARGE_SPLITS,
+        MODEL_HOOK: f"{split_embedding}\n\n{MODEL_HOOK}",
+    }
+    return render(folder, replacements, distribution="parameter_server")
 
 
 def print_header(*cells):

@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.10,<3.14"
 # {% set dependencies %}
 # {% include "dependencies.txt" %}
 # {% endset %}

@@ -1,7 +1,8 @@
 def update_metrics(metrics, labels, predictions, sample_weight):
     # TODO(you): if labels or predictions have several parts, pass each metric its own. Many metrics
     # need a weight for each token or pixel; with a Keras mask, all metrics do. For tokens, this is
-    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
+    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`. Without a Keras mask, multiply
+    # it by your own mask of the padding, which would count otherwise.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 

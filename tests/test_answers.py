@@ -234,6 +234,26 @@ def test_checkpoint_is_loaded(small, tmp_path):
     assert run_with_tensorflow(code, tmp_path) == "equal\n"
 
 
+MLFLOW = """
+def log_metrics(metrics, step):
+    print(step, *metrics)
+"""
+
+
+def test_log_sends_lines_to_a_service(small):
+    """A run that was started without the line resumes with it."""
+    train(small, *TINY)
+    (small.parent / "mlflow.py").write_text(MLFLOW)
+    line = find_block("mlflow.log_metrics")
+    end = "            tf.summary.scalar(name, value)\n"
+    imports = (FIRST_TEXT, f"\nimport mlflow\n{FIRST_TEXT}")
+    script = replace_text(small, small.parent, imports, (end, end + line))
+    output = train(script, "--epochs", "2")
+    step = read_metrics(script.parent / "run")[-1]["step"]
+    assert f"{step} validation_loss validation_accuracy\n" in output
+    assert f"{step} train_loss train_accuracy train_examples_per_second" in output
+
+
 SIGNATURE = """
 import tensorflow as tf
 function = tf.saved_model.load("run/export").signatures["serving_default"]

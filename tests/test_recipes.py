@@ -30,7 +30,7 @@ for name in NAMES:
     RECIPES.append(pytest.param(name, marks=marks))
 
 # The folder of a run that a page trains before its edit.
-EARLIER_RUNS = {"distillation": "teacher", "lora": "base"}
+EARLIER_RUNS = {"distillation": "run-teacher", "lora": "run-base"}
 
 # Few steps: the digits' own, or as many files as are written. Each epoch has several loops.
 FLAGS = ("--epochs", "1", "--global-batch-size", "16", "--steps-per-loop", "5")
@@ -145,7 +145,7 @@ def test_recipe_passes_the_project_tests(nth, chance, create_project):
 def test_checkpoints_of_a_student_lack_its_teacher(create_project):
     project = create_project("distillation", "essential")
     train_recipe(project, "distillation")
-    teacher = query("runs.read_contents", project / "teacher")
+    teacher = query("runs.read_contents", project / "run-teacher")
     student = query("runs.read_contents", project / "run")
     for kind in ("last", "best"):
         assert "conv2d" in str(teacher[kind]["names"])

@@ -397,6 +397,7 @@ def explain_replica_losses(arguments, whole, total):
             f"{numbers}; look for a regularization loss without "
             "tf.nn.scale_regularization_loss, or a statistic of a replica's own examples, such as "
             "the number of its positives: instead, divide by the sum over all replicas, "
-            'tf.distribute.get_replica_context().all_reduce("SUM", number). To compare examples, '
-            "gather all replicas' examples; see the template's docs/recipes/contrastive.md"
+            'tf.distribute.get_replica_context().all_reduce("SUM", number), as in the template\'s '
+            "docs/recipes/global_mean.md. To compare examples, gather all replicas', as in "
+            "contrastive.md there"
         )

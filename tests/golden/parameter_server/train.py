@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.10,<3.14"
 # dependencies = ["tensorflow>=2.18", "keras>=3.10", "tensorboard>=2.18", "scikit-learn>=1.4"]
 # ///
 """TF Distribute: train with parameter servers.
@@ -364,7 +364,8 @@ def create_serving_function(models, example):
 def update_metrics(metrics, labels, predictions, sample_weight):
     # TODO(you): if labels or predictions have several parts, pass each metric its own. Many metrics
     # need a weight for each token or pixel; with a Keras mask, all metrics do. For tokens, this is
-    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`.
+    # `tf.ones_like(labels, tf.float32) * sample_weight[:, None]`. Without a Keras mask, multiply
+    # it by your own mask of the padding, which would count otherwise.
     for metric in metrics:
         metric.update_state(labels, predictions, sample_weight)
 
