@@ -113,9 +113,8 @@ def restore(kind, path):
         # {% if cookiecutter.__size == "parameter_server" %}
         os.stat(f"{path}.index")  # raises FileNotFoundError if the chief has removed it meanwhile
         # {% endif %}
-        reason = f"{error}".partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt, or of another model or optimizer ({reason}). If it is corrupt, "
+            f"{path} is corrupt, or of another model or optimizer ({error!s:.200}). If corrupt, "
             "delete its files to use an older one; otherwise use another --run-dir"
         ) from error
 

@@ -45,7 +45,6 @@ def bounded(kind, above=0, below=2**31):
             raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
-    number.__name__ = kind.__name__  # argparse prints this name
     return number
 
 

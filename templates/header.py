@@ -143,6 +143,27 @@ try:
     import keras
     import numpy as np
     import tensorflow as tf
+
+    # {% if cookiecutter.__size != "parameter_server" %}
+    from tensorflow.python.ops import gen_math_ops, gen_stateless_random_ops_v2
+    # {% endif %}
 finally:
     os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
+# {% if cookiecutter.__size != "parameter_server" %}
+
+# TensorFlow adds up gradients by AddN. With three or more inputs, its result would not always be
+# bit-identical: it overwrites an input that nobody else reads, and begins with that one
+# (aggregate_ops.cc). Which input that is depends on timing. With two, the order has no effect.
+gen_math_ops.add_n = lambda inputs, **_: functools.reduce(
+    lambda *pair: tf.raw_ops.AddN(inputs=pair), inputs
+)
+# {% if cookiecutter.task == "text_classification" %}
+
+# The approximate GELU of BERT has a third power. tf.pow computes it slowly on CPUs.
+power = gen_math_ops._pow
+gen_math_ops._pow = lambda x, y, name=None: (
+    x * tf.square(x) if isinstance(y, int) and y == 3 else power(x, y, name)
+)
+# {% endif %}
+# {% endif %}

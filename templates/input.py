@@ -46,8 +46,6 @@ def load_datasets():
 
 
 # {% include "complete/load_into_memory.py" %}
-
-
 # {% else %}
 def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
@@ -76,10 +74,3 @@ def load_into_memory(dataset, split):
 
 
 # {% endif %}
-def shuffle(size, epoch):
-    """Return the order of an epoch, [size] int32, a function of --seed and epoch.
-
-    tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
-    correlated.
-    """
-    return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])

@@ -5,13 +5,11 @@ def share_random_numbers():
     seed and a counter, so a replica skips the counters of the others. The public functions, such
     as tf.random.stateless_uniform, take no counter; they and Keras call these private ones.
     """
-    from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
-
     for name in """
         stateless_random_uniform_v2 stateless_random_uniform_int_v2 stateless_random_normal_v2
     """.split():
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
-        setattr(operations, name, functools.partial(draw_part, draw))
+        setattr(gen_stateless_random_ops_v2, name, functools.partial(draw_part, draw))
 
 
 def draw_part(draw, shape, **options):

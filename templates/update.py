@@ -4,4 +4,4 @@ def update(optimizer, gradients, variables):
     The gradient of an embedding lists a row once for each use. Keras's Adam would square each part
     instead of their sum (keras#19992), so `convert_to_tensor` adds the parts up.
     """
-    optimizer.apply(list(map(tf.convert_to_tensor, gradients)), variables)
+    optimizer.apply([*map(tf.convert_to_tensor, gradients)], variables)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from tf_queries import begin, create_model, load_script
+from tf_queries import begin, create_model
 
 # --------------------------------------------------------------------------------------------------
 # Batches
@@ -120,7 +120,7 @@ def measure_late_start(path, size, first_step, batch_size):
         batch = read_first_batch(script, size, first_step)
         seconds.append(time.perf_counter() - started)
     epoch, step = divmod(first_step, size // batch_size)
-    order = script.shuffle(size, tf.constant(epoch)).numpy()
+    order = read_order(script, size, epoch)
     first = step * batch_size
     expected = order[first : first + batch_size]
     results = compare_late_starts(script, (1, 14, 15, 16, 39))
@@ -129,6 +129,14 @@ def measure_late_start(path, size, first_step, batch_size):
         "is right": np.array_equal(batch, expected),
         "is the same": all(results),
     }
+
+
+def read_order(script, size, epoch):
+    """Return the order of an epoch: the whole epoch is one batch."""
+    script.config.global_batch_size, before = size, script.config.global_batch_size
+    order = read_first_batch(script, size, epoch)
+    script.config.global_batch_size = before
+    return order
 
 
 def read_first_batch(script, size, first_step):
@@ -168,7 +176,8 @@ def examine_orders(path, size, epochs, batch_size, use_index_shuffle):
 
     A z-score is a difference in standard deviations of what random orders give.
     """
-    script = load_script(path)
+    script = begin(path)
+    script.preprocess = lambda batch, seeds, training: (batch,)
     orders = []
     for seed, epoch in epochs:
         script.config.seed = seed
@@ -178,14 +187,11 @@ def examine_orders(path, size, epochs, batch_size, use_index_shuffle):
                 tf.range(size),
                 key,
                 size - 1,
-            )
+            ).numpy()
         else:
-            order = script.shuffle(size, tf.constant(epoch))
-        assert (order.dtype, order.shape) == (
-            tf.int32,
-            [size],
-        )
-        orders.append(order.numpy())
+            order = read_order(script, size, epoch)
+        assert (order.dtype, order.shape) == (np.int32, (size,))
+        orders.append(order)
     return score_orders(orders, batch_size)
 
 

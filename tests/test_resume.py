@@ -55,6 +55,35 @@ from variants import (
 
 LONG = pytest.mark.long
 
+# In the forward and in the backward pass, three large tensors are added, and other operations read
+# two of them at the same time.
+SUMS = """
+class Sums(keras.layers.Layer):
+    def call(self, x):
+        x = tf.tile(x[:, None], [1, 400, 1]) + tf.range(400.0)[:, None]
+        sine = tf.sin(x)
+        cosine = tf.cos(x)
+        largest = tf.reduce_max(tf.exp(sine), 1) + tf.reduce_max(tf.exp(cosine), 1)
+        return tf.reduce_mean(sine + cosine + tf.tanh(x), 1) + largest
+""" + replace_image_model(
+    "keras.layers.Flatten()",
+    "keras.layers.Dense(64)",
+    "Sums()",
+    "keras.layers.Dense(10)",
+)
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=LONG)])
+@pytest.mark.parametrize("size", ["essential", "complete"])
+def test_sums_of_three_tensors_are_bit_identical_in_each_run(size, replicas, scripts, tmp_path):
+    """With three inputs, the order in TensorFlow's AddN depends on timing (aggregate_ops.cc)."""
+    script = write_variant(scripts[size], tmp_path, SUMS)
+    flags = ("--epochs", "2", *flags_of(replicas))
+    train(script, *flags, "--run-dir", "one")
+    train(script, *flags, "--run-dir", "two")
+    assert read_numbers(tmp_path / "one") == read_numbers(tmp_path / "two")
+
+
 # --------------------------------------------------------------------------------------------------
 # Kills
 # --------------------------------------------------------------------------------------------------

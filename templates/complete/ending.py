@@ -10,10 +10,7 @@ def explain_error(error):
         )
     # If a GPU's memory is used up, a report of it has an "XLA Label" for each buffer.
     if config.jit_compile and re.search("XLA(?! Label)", text):
-        operations = re.findall(r"\b([A-Z]\w+) \(No registered", text)
-        return WrongInput(
-            f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; leave it out"
-        )
+        return WrongInput(f"--jit-compile: XLA can't compile this step: {get_reason(error)}")
     if "`merge_call` called while" in text:
         return WrongInput(
             "a hook, or a layer such as BatchNormalization, sums over replicas, which TensorFlow "

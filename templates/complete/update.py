@@ -39,7 +39,7 @@ def update(optimizer, gradients, variables):
     The gradient of an embedding lists a row once for each use. Keras's Adam would square each part
     instead of their sum (keras#19992), so `convert_to_tensor` adds the parts up.
     """
-    gradients = list(map(tf.convert_to_tensor, gradients))
+    gradients = [*map(tf.convert_to_tensor, gradients)]
     if config.clip_norm:
         gradients = clip_gradients(optimizer, gradients)
     elif config.precision == "mixed_float16":

@@ -21,7 +21,10 @@ def create_input(examples, size, training=False, first_step=0):
     def list_places(epoch):
         """Return the places of each step of an epoch, [steps, batch, 3] int32."""
         position = tf.range(steps * config.global_batch_size)
-        index = shuffle(size, epoch)[: len(position)] if training else position
+        # tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
+        # correlated.
+        order = tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
+        index = order[: len(position)] if training else position
         # In evaluation the epoch is 0: each validation draws the same random numbers.
         places = tf.stack([tf.fill(position.shape, epoch), position, index], axis=1)
         return tf.reshape(places, [steps, -1, 3])

@@ -67,9 +67,18 @@ try:
     import keras
     import numpy as np
     import tensorflow as tf
+
+    from tensorflow.python.ops import gen_math_ops, gen_stateless_random_ops_v2
 finally:
     os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
+
+# TensorFlow adds up gradients by AddN. With three or more inputs, its result would not always be
+# bit-identical: it overwrites an input that nobody else reads, and begins with that one
+# (aggregate_ops.cc). Which input that is depends on timing. With two, the order has no effect.
+gen_math_ops.add_n = lambda inputs, **_: functools.reduce(
+    lambda *pair: tf.raw_ops.AddN(inputs=pair), inputs
+)
 
 # 2. Globals: assigned in `main`, read by hooks and steps ------------------------------------------
 
@@ -109,7 +118,6 @@ def bounded(kind, above=0, below=2**31):
             raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
-    number.__name__ = kind.__name__  # argparse prints this name
     return number
 
 
@@ -969,11 +977,12 @@ def create_strategy():
     # With the dependency optimization, a step could update a weight before it reads it. It removes
     # control edges that a path through another operation implies, such as the IdentityN of all
     # gradients in the sum over replicas. Then it removes that IdentityN, too.
-    disabled = ["dependency_optimization"]
+    # The arithmetic optimization would join sums of two tensors in an AddN; see section 1.
+    disabled = ["dependency_optimization", "arithmetic_optimization"]
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers. For example,
         # tensors that a hook creates once, such as weights of classes, are folded differently.
-        disabled += ["arithmetic_optimization", "constant_folding", "remapping"]
+        disabled += ["constant_folding", "remapping"]
     tf.config.optimizer.set_experimental_options(dict.fromkeys(disabled, False))
     if name == "multi_worker":
         wait_for_workers(addresses)
@@ -1136,15 +1145,6 @@ def describe_examples(examples, size):
     return f"{size} examples, checksum {zlib.crc32(np.array(hashes))}"
 
 
-def shuffle(size, epoch):
-    """Return the order of an epoch, [size] int32, a function of --seed and epoch.
-
-    tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
-    correlated.
-    """
-    return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
-
-
 def create_input(examples, size, training=False, first_step=0):
     """Return an endless iterator of batches of one shape, and the steps of an epoch.
 
@@ -1161,7 +1161,10 @@ def create_input(examples, size, training=False, first_step=0):
         epoch. The key is a random number for the epoch. Key and position are the example's seed.
         """
         position = tf.range(steps * config.global_batch_size)
-        index = shuffle(size, epoch)[: len(position)] if training else position
+        # tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
+        # correlated.
+        order = tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
+        index = order[: len(position)] if training else position
         key = tf.random.stateless_uniform([], [config.seed, epoch], minval=None, dtype="int32")
         places = tf.transpose([tf.fill(position.shape, key), position, index])
         return tf.reshape(places, [steps, config.replicas, -1, 3])
@@ -1350,7 +1353,7 @@ def update(optimizer, gradients, variables):
     The gradient of an embedding lists a row once for each use. Keras's Adam would square each part
     instead of their sum (keras#19992), so `convert_to_tensor` adds the parts up.
     """
-    gradients = list(map(tf.convert_to_tensor, gradients))
+    gradients = [*map(tf.convert_to_tensor, gradients)]
     if config.clip_norm:
         gradients = clip_gradients(optimizer, gradients)
     elif config.precision == "mixed_float16":
@@ -1628,13 +1631,11 @@ def share_random_numbers():
     seed and a counter, so a replica skips the counters of the others. The public functions, such
     as tf.random.stateless_uniform, take no counter; they and Keras call these private ones.
     """
-    from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
-
     for name in """
         stateless_random_uniform_v2 stateless_random_uniform_int_v2 stateless_random_normal_v2
     """.split():
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
-        setattr(operations, name, functools.partial(draw_part, draw))
+        setattr(gen_stateless_random_ops_v2, name, functools.partial(draw_part, draw))
 
 
 def draw_part(draw, shape, **options):
@@ -2399,10 +2400,7 @@ def explain_error(error):
         )
     # If a GPU's memory is used up, a report of it has an "XLA Label" for each buffer.
     if config.jit_compile and re.search("XLA(?! Label)", text):
-        operations = re.findall(r"\b([A-Z]\w+) \(No registered", text)
-        return WrongInput(
-            f"--jit-compile: XLA can't compile {', '.join(operations) or 'this step'}; leave it out"
-        )
+        return WrongInput(f"--jit-compile: XLA can't compile this step: {get_reason(error)}")
     if "`merge_call` called while" in text:
         return WrongInput(
             "a hook, or a layer such as BatchNormalization, sums over replicas, which TensorFlow "

@@ -61,6 +61,7 @@ try:
     import keras
     import numpy as np
     import tensorflow as tf
+
 finally:
     os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
@@ -101,7 +102,6 @@ def bounded(kind, above=0, below=2**31):
             raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
-    number.__name__ = kind.__name__  # argparse prints this name
     return number
 
 
@@ -993,13 +993,6 @@ def load_into_memory(dataset, split):
         ) from error
 
 
-def shuffle(size, epoch):
-    """Return the order of an epoch, [size] int32, a function of --seed and epoch.
-
-    tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
-    correlated.
-    """
-    return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
 
 
 def create_input(examples, size, training=False, first_step=0):
@@ -1025,7 +1018,10 @@ def create_input(examples, size, training=False, first_step=0):
     def list_places(epoch):
         """Return the places of each step of an epoch, [steps, batch, 3] int32."""
         position = tf.range(steps * config.global_batch_size)
-        index = shuffle(size, epoch)[: len(position)] if training else position
+        # tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
+        # correlated.
+        order = tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
+        index = order[: len(position)] if training else position
         # In evaluation the epoch is 0: each validation draws the same random numbers.
         places = tf.stack([tf.fill(position.shape, epoch), position, index], axis=1)
         return tf.reshape(places, [steps, -1, 3])
@@ -1233,9 +1229,8 @@ def restore(kind, path):
     except Exception as error:
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
         os.stat(f"{path}.index")  # raises FileNotFoundError if the chief has removed it meanwhile
-        reason = f"{error}".partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt, or of another model or optimizer ({reason}). If it is corrupt, "
+            f"{path} is corrupt, or of another model or optimizer ({error!s:.200}). If corrupt, "
             "delete its files to use an older one; otherwise use another --run-dir"
         ) from error
 
@@ -1631,7 +1626,7 @@ def report_error(error):
             f"--run-dir {config.run_dir}: {error}; fix the path or the hook, or use another folder"
         )
     if not hasattr(error, "exit_code"):
-        traceback.print_exception(error)
+        traceback.print_exc()
         return 1
     print(
         f"train.py: {error.label}: {' '.join(str(error).split())}",

@@ -57,9 +57,24 @@ try:
     import keras
     import numpy as np
     import tensorflow as tf
+
+    from tensorflow.python.ops import gen_math_ops, gen_stateless_random_ops_v2
 finally:
     os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
+
+# TensorFlow adds up gradients by AddN. With three or more inputs, its result would not always be
+# bit-identical: it overwrites an input that nobody else reads, and begins with that one
+# (aggregate_ops.cc). Which input that is depends on timing. With two, the order has no effect.
+gen_math_ops.add_n = lambda inputs, **_: functools.reduce(
+    lambda *pair: tf.raw_ops.AddN(inputs=pair), inputs
+)
+
+# The approximate GELU of BERT has a third power. tf.pow computes it slowly on CPUs.
+power = gen_math_ops._pow
+gen_math_ops._pow = lambda x, y, name=None: (
+    x * tf.square(x) if isinstance(y, int) and y == 3 else power(x, y, name)
+)
 
 # 2. Globals: assigned in `main`, read by hooks and steps ------------------------------------------
 
@@ -98,7 +113,6 @@ def bounded(kind, above=0, below=2**31):
             raise argparse.ArgumentTypeError(f"{text} must be above {above} and below {below}")
         return value
 
-    number.__name__ = kind.__name__  # argparse prints this name
     return number
 
 
@@ -729,11 +743,12 @@ def create_strategy():
     # With the dependency optimization, a step could update a weight before it reads it. It removes
     # control edges that a path through another operation implies, such as the IdentityN of all
     # gradients in the sum over replicas. Then it removes that IdentityN, too.
-    disabled = ["dependency_optimization"]
+    # The arithmetic optimization would join sums of two tensors in an AddN; see section 1.
+    disabled = ["dependency_optimization", "arithmetic_optimization"]
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers. For example,
         # tensors that a hook creates once, such as weights of classes, are folded differently.
-        disabled += ["arithmetic_optimization", "constant_folding", "remapping"]
+        disabled += ["constant_folding", "remapping"]
     tf.config.optimizer.set_experimental_options(dict.fromkeys(disabled, False))
     if name == "multi_worker":
         created = create_multi_worker_strategy()
@@ -846,13 +861,6 @@ def load_into_memory(dataset, split):
         ) from error
 
 
-def shuffle(size, epoch):
-    """Return the order of an epoch, [size] int32, a function of --seed and epoch.
-
-    tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
-    correlated.
-    """
-    return tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
 
 
 # With autotuning, the deletion of an iterator waits for a thread that sleeps. That may take as long
@@ -877,7 +885,10 @@ def create_input(examples, size, training=False, first_step=0):
         epoch. The key is a random number for the epoch. Key and position are the example's seed.
         """
         position = tf.range(steps * config.global_batch_size)
-        index = shuffle(size, epoch)[: len(position)] if training else position
+        # tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
+        # correlated.
+        order = tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
+        index = order[: len(position)] if training else position
         key = tf.random.stateless_uniform([], [config.seed, epoch], minval=None, dtype="int32")
         places = tf.transpose([tf.fill(position.shape, key), position, index])
         return tf.reshape(places, [steps, config.replicas, -1, 3])
@@ -1025,7 +1036,7 @@ def update(optimizer, gradients, variables):
     The gradient of an embedding lists a row once for each use. Keras's Adam would square each part
     instead of their sum (keras#19992), so `convert_to_tensor` adds the parts up.
     """
-    optimizer.apply(list(map(tf.convert_to_tensor, gradients)), variables)
+    optimizer.apply([*map(tf.convert_to_tensor, gradients)], variables)
 
 
 def list_variables(parts):
@@ -1125,9 +1136,8 @@ def restore(kind, path):
         state.step_in_graph.assign(int(checkpoint.step))  # hooks may read it in an evaluation
     except Exception as error:
         # IndexError, DataLossError, OpError, AssertionError or ValueError, by what is wrong.
-        reason = f"{error}".partition("\n")[0]
         raise WrongInput(
-            f"{path} is corrupt, or of another model or optimizer ({reason}). If it is corrupt, "
+            f"{path} is corrupt, or of another model or optimizer ({error!s:.200}). If corrupt, "
             "delete its files to use an older one; otherwise use another --run-dir"
         ) from error
 
@@ -1147,13 +1157,11 @@ def share_random_numbers():
     seed and a counter, so a replica skips the counters of the others. The public functions, such
     as tf.random.stateless_uniform, take no counter; they and Keras call these private ones.
     """
-    from tensorflow.python.ops import gen_stateless_random_ops_v2 as operations
-
     for name in """
         stateless_random_uniform_v2 stateless_random_uniform_int_v2 stateless_random_normal_v2
     """.split():
         draw = getattr(tf.raw_ops, name.title().replace("_", ""))
-        setattr(operations, name, functools.partial(draw_part, draw))
+        setattr(gen_stateless_random_ops_v2, name, functools.partial(draw_part, draw))
 
 
 def draw_part(draw, shape, **options):
@@ -1593,7 +1601,7 @@ def report_error(error):
             f"--run-dir {config.run_dir}: {error}; fix the path or the hook, or use another folder"
         )
     if not hasattr(error, "exit_code"):
-        traceback.print_exception(error)
+        traceback.print_exc()
         return 1
     # `split` removes line breaks.
     print(f"train.py: {error.label}: {' '.join(str(error).split())}", file=sys.stderr)
