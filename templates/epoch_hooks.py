@@ -21,8 +21,10 @@ def end_epoch(history):
     "split": "validation", "loss": …, <metrics>…}. A resumed run may call this again for the last of
     them, so what changes here must depend on `history` only. Change only variables of models and
     optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
+    # {% if cookiecutter.__size == "parameter_server" %}
+    To predict, call the model: with a cluster, `model.predict` raises an error.
+    # {% else %}
     To predict, call the model: `model.predict` divides its batch among replicas and workers.
-    # {% if cookiecutter.__size != "parameter_server" %}
     With --ema-momentum (complete script), `history` is of the EMA, and the model has the weights of
     the last step: call `swap_ema_weights()` before predicting, and again afterwards.
     # {% endif %}

@@ -139,16 +139,22 @@ gc.set_threshold(50_000)  # with the default of 700, imports and traces take lon
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr_copy = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+# {% if cookiecutter.__size == "parameter_server" %}
 try:
     import keras
     import numpy as np
     import tensorflow as tf
-
-    # {% if cookiecutter.__size != "parameter_server" %}
-    from tensorflow.python.ops import gen_math_ops, gen_stateless_random_ops_v2
-    # {% endif %}
 finally:
     os.dup2(stderr_copy, 2)
+# {% else %}
+try:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from tensorflow.python.ops import gen_math_ops, gen_stateless_random_ops_v2
+finally:
+    os.dup2(stderr_copy, 2)
+# {% endif %}
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
 # {% if cookiecutter.__size != "parameter_server" %}
 

@@ -24,10 +24,12 @@ def compute_loss(labels, predictions, sample_weight):
     """
     # {% endif %}
     # {% if cookiecutter.distribution == "parameter_server" %}
-    # TODO(you): other terms or another divisor, such as the number of tokens.
+    # TODO(you): other terms or another divisor, such as the number of tokens. The log multiplies
+    # the result by GLOBAL_BATCH_SIZE, and divides it by the sum of the sample weights.
     # {% else %}
     # TODO(you): other terms, or another divisor, such as the number of tokens on all replicas. The
-    # shares of the replicas have to add up to the training loss.
+    # shares of the replicas have to add up to the training loss. The log multiplies that by
+    # GLOBAL_BATCH_SIZE, and divides it by the sum of the sample weights.
     # {% endif %}
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)

@@ -92,6 +92,9 @@
 # {% include "input.py" %}
 
 
+# {% include [size ~ "/load_into_memory.py", "load_into_memory.py"] %}
+
+
 # {% include [size ~ "/pipeline.py", "pipeline.py"] %}
 
 

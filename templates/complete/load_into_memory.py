@@ -1,3 +1,6 @@
+# {% include "input_options.py" %}
+
+
 def load_into_memory(dataset, split):
     """Return all examples of a dataset, stacked in variables, and their number.
 

@@ -2,7 +2,7 @@ class Adam(keras.optimizers.Adam):
     """Keras's Adam as one TensorFlow operation per variable, on the server that holds it.
 
     `weight_decay` makes it AdamW. Its state equals Keras's Adam's: each resumes the other's runs.
-    Only the rows of an embedding that are in the batch are updated, and sent to the server.
+    Of a table, a step sends only the gradients of its rows to the server, and updates only these.
     """
 
     def update_step(self, gradient, variable, learning_rate):

@@ -4,7 +4,7 @@ def update(optimizer, gradients, variables):
     All workers overwrite the counter of steps, so the learning rate is computed in a scope that has
     the number of this step. The scope keeps what is assigned to Keras's variables, such as an EMA,
     until the end. On a cluster, TensorFlow calls `update_step` in another thread, outside the
-    scope.
+    scope, and also computes the rate of `weight_decay` there.
     """
     with keras.StatelessScope([(optimizer.iterations, traced["step"])]) as scope:
         optimizer.apply([sum_slices(gradient) for gradient in gradients], variables)

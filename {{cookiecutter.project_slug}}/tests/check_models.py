@@ -56,6 +56,9 @@ def check_model():
     # The outer one may be a LossScaleOptimizer.
     inner = [each.inner_optimizer for each in optimizers if hasattr(each, "inner_optimizer")]
     yield from check_settings([*optimizers, *inner])
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    yield from check_embeddings(models)
+    # {% endif %}
     yield from check_predictions()
 
 
@@ -169,6 +172,20 @@ def is_unknown_variable(value, known_ids):
     return isinstance(value, tf.Variable | keras.Variable) and id(value) not in known_ids
 
 
+# {% if cookiecutter.distribution == "parameter_server" %}
+def check_embeddings(models):
+    """Yield a hint for each large table that Keras reads as a whole."""
+    for layer in find_layers(models):
+        if isinstance(layer, keras.layers.Embedding):
+            size = 4 * layer.count_params()
+            if size > 1e7:
+                yield Hint(
+                    f"{layer.name} sends its table of {size / 1e6:.0f} MB to a worker at each "
+                    "step; use SplitEmbedding, as in the README"
+                )
+
+
+# {% endif %}
 def check_settings(optimizers):
     """Yield a sentence for each setting of an optimizer that fails or is wrong."""
     # {% if cookiecutter.distribution == "parameter_server" %}
@@ -190,6 +207,10 @@ def check_settings(optimizers):
         for setting, problem in settings.items():
             if getattr(optimizer, setting, None):
                 yield f"{type(optimizer).__name__} with {setting} {problem}"
+        # {% if cookiecutter.distribution == "parameter_server" %}
+        if type(optimizer).__name__ == "Muon" and optimizer.weight_decay:
+            yield "Muon with weight_decay raises an error; set it, and adam_weight_decay, to None"
+        # {% endif %}
     if any(type(optimizer).__name__ == "MultiOptimizer" for optimizer in optimizers):
         yield (
             "a MultiOptimizer has no learning rate for the log; return a tuple of models, with an "

@@ -57,7 +57,6 @@ try:
     import keras
     import numpy as np
     import tensorflow as tf
-
     from tensorflow.python.ops import gen_math_ops, gen_stateless_random_ops_v2
 finally:
     os.dup2(stderr_copy, 2)
@@ -209,8 +208,8 @@ def preprocess(batch, seeds, training):
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
     function of --seed, of the epoch, and of the example's position in the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
-    once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
-    tf.data, it would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
+    once, in a function with @functools.cache, and there inside `tf.init_scope()`: in a graph, it
+    would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
     by tf.ensure_shape: the graph of a step gets smaller. In the exported function, the batch size
     and the lengths that the model's keras.Input leaves open are None. That function can't contain
     Python code: use tf.numpy_function only in `fetch`.
@@ -299,7 +298,8 @@ def compute_loss(labels, predictions, sample_weight):
     regularization losses. `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
     # TODO(you): other terms, or another divisor, such as the number of tokens on all replicas. The
-    # shares of the replicas have to add up to the training loss.
+    # shares of the replicas have to add up to the training loss. The log multiplies that by
+    # GLOBAL_BATCH_SIZE, and divides it by the sum of the sample weights.
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):
@@ -788,8 +788,6 @@ def load_into_memory(dataset, split):
             f"create_datasets: the examples of {split} can't be stacked; if their shapes differ, "
             f"pad them, or return places, such as file names, and read in `fetch`: {error}"
         ) from error
-
-
 
 
 # With autotuning, the deletion of an iterator waits for a thread that sleeps. That may take as long

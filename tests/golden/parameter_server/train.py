@@ -61,7 +61,6 @@ try:
     import keras
     import numpy as np
     import tensorflow as tf
-
 finally:
     os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
@@ -180,8 +179,10 @@ def adapt(train):
 
 
 def fetch(batch):
-    """Read what the elements of a batch point to, such as files. This runs in a tf.data graph.
+    """Read what the elements of a batch point to, such as files.
 
+    This runs in the graph of a step, on a worker. It isn't done ahead of time. With several tasks,
+    tf.numpy_function would run on the chief, for all workers: read by tf.io.
     Each result is a tensor [batch, …]: pad examples of different sizes, such as molecules, to
     one size for all batches.
     The exported model takes what this returns or, if that is a tuple, its first component: for
@@ -198,8 +199,8 @@ def preprocess(batch, seeds, training):
     `sample_weight` is [batch] float32. `seeds`, [batch, 2] int32, has a seed for each example: a
     function of --seed, of the epoch, and of the example's position in the epoch. In
     evaluation, the epoch is always 0. Draw random numbers from `seeds` only. Create a lookup table
-    once, in a function with @functools.cache, and there inside `tf.init_scope()`: in the graph of
-    tf.data, it would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
+    once, in a function with @functools.cache, and there inside `tf.init_scope()`: in a graph, it
+    would be lost. If a result's static batch size is None, set it to `seeds.shape[0]`
     by tf.ensure_shape: the graph of a step gets smaller. In the exported function, the batch size
     and the lengths that the model's keras.Input leaves open are None. That function can't contain
     Python code: use tf.numpy_function only in `fetch`.
@@ -263,6 +264,7 @@ def create_metrics(strategy):
     """Return three lists: the metrics of the train, validation and test split.
 
     If a metric creates variables in its first update, as F1Score does, update it here and reset it.
+    Variables of a metric are sums over examples: what each step adds to them is added up, from 0.
     """
     with strategy.scope():
         # TODO(you): your metrics. Each has a scalar result, unlike F1Score with its defaults, and a
@@ -287,7 +289,8 @@ def compute_loss(labels, predictions, sample_weight):
     It is sum(losses * sample_weight) / GLOBAL_BATCH_SIZE plus the regularization losses.
     `sample_weight`, [batch] float32, is 1 unless `preprocess` returns it.
     """
-    # TODO(you): other terms or another divisor, such as the number of tokens.
+    # TODO(you): other terms or another divisor, such as the number of tokens. The log multiplies
+    # the result by GLOBAL_BATCH_SIZE, and divides it by the sum of the sample weights.
     losses = compute_losses(labels, predictions)
     loss = tf.nn.compute_average_loss(losses, sample_weight, GLOBAL_BATCH_SIZE)
     for each in tf.nest.flatten(model):
@@ -316,7 +319,7 @@ def end_epoch(history):
     "split": "validation", "loss": …, <metrics>…}. A resumed run may call this again for the last of
     them, so what changes here must depend on `history` only. Change only variables of models and
     optimizers: a graph keeps the Python values of its trace, and checkpoints lack other variables.
-    To predict, call the model: `model.predict` divides its batch among replicas and workers.
+    To predict, call the model: with a cluster, `model.predict` raises an error.
     """
     # TODO(you): stop early, write samples, or set a constant `optimizer.learning_rate`.
     return False
@@ -993,8 +996,6 @@ def load_into_memory(dataset, split):
         ) from error
 
 
-
-
 def create_input(examples, size, training=False, first_step=0):
     """Return a function that lists the arguments of calls, and the steps of an epoch.
 
@@ -1062,7 +1063,7 @@ class Adam(keras.optimizers.Adam):
     """Keras's Adam as one TensorFlow operation per variable, on the server that holds it.
 
     `weight_decay` makes it AdamW. Its state equals Keras's Adam's: each resumes the other's runs.
-    Only the rows of an embedding that are in the batch are updated, and sent to the server.
+    Of a table, a step sends only the gradients of its rows to the server, and updates only these.
     """
 
     def update_step(self, gradient, variable, learning_rate):
@@ -1110,7 +1111,7 @@ def update(optimizer, gradients, variables):
     All workers overwrite the counter of steps, so the learning rate is computed in a scope that has
     the number of this step. The scope keeps what is assigned to Keras's variables, such as an EMA,
     until the end. On a cluster, TensorFlow calls `update_step` in another thread, outside the
-    scope.
+    scope, and also computes the rate of `weight_decay` there.
     """
     with keras.StatelessScope([(optimizer.iterations, traced["step"])]) as scope:
         optimizer.apply([sum_slices(gradient) for gradient in gradients], variables)
