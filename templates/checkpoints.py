@@ -73,7 +73,7 @@ def list_checkpoints(kind):
     older than the files, and without the list it finds nothing.
     """
     return sorted(
-        int(path.stem.removeprefix("ckpt-"))
+        int(path.stem[5:])  # the step in ckpt-38.index
         for path in run_path(f"checkpoints/{kind}").glob("ckpt-*[0-9].index")
         # A complete index file, an sstable, ends with this magic number.
         if path.read_bytes().endswith(b"W\xfb\x80\x8b$uG\xdb")

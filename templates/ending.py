@@ -24,7 +24,7 @@ def report_error(error):
             f"--run-dir {config.run_dir}: {error}; fix the path or the hook, or use another folder"
         )
     if not hasattr(error, "exit_code"):
-        traceback.print_exc()
+        traceback.print_exception(error)
         return 1
     # {% if cookiecutter.__size == "parameter_server" %}
     print(

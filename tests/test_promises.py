@@ -65,7 +65,7 @@ REPLICAS = {
         "script_sizes.py::test_sizes_are_bit_identical[image_classification-2]",
     ),
     "the gradients of an embedding are summed": Break(
-        "list(map(tf.convert_to_tensor, gradients))",
+        "[*map(tf.convert_to_tensor, gradients)]",
         "list(gradients)",
         "numerics.py::test_gradients_of_an_embedding_are_summed[--replicas 2]",
     ),

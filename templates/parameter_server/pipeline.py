@@ -21,8 +21,7 @@ def create_input(examples, size, training=False, first_step=0):
     def list_places(epoch):
         """Return the places of each step of an epoch, [steps, batch, 3] int32."""
         position = tf.range(steps * config.global_batch_size)
-        # tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
-        # correlated.
+        # `index_shuffle` would need no memory, but its orders of two epochs are correlated.
         order = tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
         index = order[: len(position)] if training else position
         # In evaluation the epoch is 0: each validation draws the same random numbers.

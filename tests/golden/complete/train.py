@@ -1161,8 +1161,7 @@ def create_input(examples, size, training=False, first_step=0):
         epoch. The key is a random number for the epoch. Key and position are the example's seed.
         """
         position = tf.range(steps * config.global_batch_size)
-        # tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
-        # correlated.
+        # `index_shuffle` would need no memory, but its orders of two epochs are correlated.
         order = tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
         index = order[: len(position)] if training else position
         key = tf.random.stateless_uniform([], [config.seed, epoch], minval=None, dtype="int32")

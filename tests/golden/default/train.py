@@ -812,8 +812,7 @@ def create_input(examples, size, training=False, first_step=0):
         epoch. The key is a random number for the epoch. Key and position are the example's seed.
         """
         position = tf.range(steps * config.global_batch_size)
-        # tf.random.experimental.index_shuffle needs no memory, but its orders of two epochs are
-        # correlated.
+        # `index_shuffle` would need no memory, but its orders of two epochs are correlated.
         order = tf.random.experimental.stateless_shuffle(tf.range(size), [config.seed, epoch])
         index = order[: len(position)] if training else position
         key = tf.random.stateless_uniform([], [config.seed, epoch], minval=None, dtype="int32")
@@ -990,7 +989,7 @@ def list_checkpoints(kind):
     older than the files, and without the list it finds nothing.
     """
     return sorted(
-        int(path.stem.removeprefix("ckpt-"))
+        int(path.stem[5:])  # the step in ckpt-38.index
         for path in run_path(f"checkpoints/{kind}").glob("ckpt-*[0-9].index")
         # A complete index file, an sstable, ends with this magic number.
         if path.read_bytes().endswith(b"W\xfb\x80\x8b$uG\xdb")
@@ -1484,7 +1483,7 @@ def report_error(error):
             f"--run-dir {config.run_dir}: {error}; fix the path or the hook, or use another folder"
         )
     if not hasattr(error, "exit_code"):
-        traceback.print_exc()
+        traceback.print_exception(error)
         return 1
     # `split` removes line breaks.
     print(f"train.py: {error.label}: {' '.join(str(error).split())}", file=sys.stderr)
