@@ -877,16 +877,40 @@ def create_model_and_optimizer(original, strategy):
     model, optimizer = original(strategy)
     return model, keras.optimizers.LossScaleOptimizer(optimizer)
 """
+MUON = """
+@wraps_original
+def create_model_and_optimizer(original, strategy):
+    model, _ = original(strategy)
+    with strategy.scope():
+        return model, keras.optimizers.Muon()
+"""
+FAILING_OPTIMIZERS = {
+    "LossScaleOptimizer with inner_optimizer raises an error with parameter servers": LOSS_SCALE,
+    "Muon with weight_decay raises an error": MUON,
+}
 
 
 @pytest.mark.long
-def test_optimizer_that_fails_is_reported_by_the_project_tests(render, tmp_path):
+@pytest.mark.parametrize("problem", FAILING_OPTIMIZERS)
+def test_optimizer_that_fails_is_reported_by_the_project_tests(problem, render, tmp_path):
     project = render(tmp_path, distribution="parameter_server")
-    write_variant(project / "train.py", project, LOSS_SCALE)
+    write_variant(project / "train.py", project, FAILING_OPTIMIZERS[problem])
     finished = run_project_tests(project, "-k", "contract and create_model")
     assert finished.returncode == 1
-    problem = "LossScaleOptimizer with inner_optimizer raises an error with parameter servers"
     assert problem in finished.stdout
+
+
+@pytest.mark.long
+def test_large_embedding_of_keras_is_reported_by_the_project_tests(render, tmp_path):
+    project = render(tmp_path, distribution="parameter_server")
+    model = create_embedding_model(rows=400_000)
+    model = model.replace(
+        "SplitEmbedding(400000, 8, parts=2)", "keras.layers.Embedding(400_000, 8)"
+    )
+    write_variant(project / "train.py", project, model, INTEGER_IMAGES)
+    finished = run_project_tests(project, "-k", "contract and create_model")
+    assert finished.returncode == 0, finished.stdout
+    assert "embedding sends its table of 13 MB to a worker at each step" in finished.stdout
 
 
 # --------------------------------------------------------------------------------------------------

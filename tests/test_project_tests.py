@@ -1444,6 +1444,19 @@ class Shrink(keras.layers.Layer):
         return inputs
 """ + end_model_with("Shrink()", "keras.layers.Dense(10)")
 
+# Keras 3.15 divides by the batch size once more. With the initial weights, the loss is 0.
+AVERAGES_ACTIVITY = """
+@keras.saving.register_keras_serializable()
+class MeanSquare(keras.regularizers.Regularizer):
+    def __call__(self, x):
+        return keras.ops.mean(keras.ops.square(x))
+
+    def get_config(self):
+        return {}
+""" + end_model_with(
+    'keras.layers.Dense(10, kernel_initializer="zeros", activity_regularizer=MeanSquare())'
+)
+
 # A layer that draws as many numbers for any batch.
 DRAWS_FOR_NODES = """
 @keras.saving.register_keras_serializable()
@@ -1565,6 +1578,11 @@ MISTAKES_IN_RUNS = {
         SUMS_LOSSES,
         REPLICAS,
         ["the loss that shrink adds for a batch is not the mean of the losses for its halves"],
+    ),
+    "mean-of-an-activity": (
+        AVERAGES_ACTIVITY,
+        REPLICAS,
+        ["the loss that dense_1 adds for a batch is not the mean", "an activity regularizer"],
     ),
     "gradients-of-a-replica": (
         NORMALIZING_OPTIMIZER,

@@ -255,10 +255,11 @@ def check_added_losses(features, training):
     if names:
         yield (
             f"create_model_and_optimizer: the loss that {list_first(names)} adds for a batch is "
-            "not the mean of the losses for its halves; let activity regularizers and add_loss "
-            "take the mean of one value per example. For a loss of the whole batch, take the means "
-            'over replicas, too, by tf.distribute.get_replica_context().all_reduce("MEAN", value); '
-            "the context is None while the model is built"
+            "not the mean of the losses for its halves; let add_loss take the mean of one value "
+            "per example, and an activity regularizer their sum, which Keras 3.15 divides by the "
+            "batch size. For a loss of the whole batch, take the means over replicas, too, by "
+            'tf.distribute.get_replica_context().all_reduce("MEAN", value); the context is None '
+            "while the model is built"
         )
 
 
@@ -275,6 +276,8 @@ def find_innermost(layers):
 def compute_added_losses(features, training):
     """Return the sum of the losses of each layer after a call of the model, as an array."""
     with restore_variables(train.model):
+        for variable in train.model.trainable_variables:  # which may begin at 0
+            variable.assign_add(0.1 * tf.ones_like(variable))
         train.model(features, training=training)
         return np.array([float(sum(layer.losses)) for layer in find_layers(train.model)])
 

@@ -55,8 +55,8 @@ REPLICA_CAUSES = """No check of a single hook finds the cause. Possible causes:
   a mean or a statistic of a replica's own examples
 - compute_loss: a term without examples, such as a penalty of weights, that each replica adds; pass
   it to tf.nn.scale_regularization_loss
-- create_model_and_optimizer: an activity regularizer or add_loss that sums over the batch, or that
-  combines different examples; take the mean of one value per example
+- create_model_and_optimizer: a layer's loss that combines different examples; let add_loss take the
+  mean of one value per example, and an activity regularizer their sum (Keras 3.15)
 - fetch, preprocess: padding to the longest example of a replica's batch, if padding counts
 - create_model_and_optimizer: a layer that uses other examples of the batch; a variable created
   outside strategy.scope(); random numbers that replicas can't share: keras.random.categorical,
