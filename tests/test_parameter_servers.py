@@ -900,6 +900,34 @@ def test_optimizer_that_fails_is_reported_by_the_project_tests(problem, render, 
     assert problem in finished.stdout
 
 
+LARGEST = """
+class Largest(keras.metrics.Metric):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.value = self.add_weight(name="value", initializer="zeros")
+
+    def update_state(self, labels, predictions, sample_weight=None):
+        self.value.assign(tf.maximum(self.value, tf.reduce_max(predictions)))
+
+    def result(self):
+        return self.value
+
+
+def create_metrics(strategy):
+    with strategy.scope():
+        return [[Largest(name="largest")] for _ in range(3)]
+"""
+
+
+@pytest.mark.long
+def test_metric_that_is_no_sum_is_reported_by_the_project_tests(render, tmp_path):
+    project = render(tmp_path, distribution="parameter_server")
+    write_variant(project / "train.py", project, LARGEST)
+    finished = run_project_tests(project, "-k", "contract and create_metrics")
+    assert finished.returncode == 1
+    assert "the variables of 'largest' are not sums over examples" in finished.stdout
+
+
 @pytest.mark.long
 def test_large_embedding_of_keras_is_reported_by_the_project_tests(render, tmp_path):
     project = render(tmp_path, distribution="parameter_server")

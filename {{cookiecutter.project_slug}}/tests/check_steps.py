@@ -49,6 +49,9 @@ def check_metrics():
     yield from check_names(lists)
     yield from check_scope("metrics", metrics)
     yield from check_updates()
+    # {% if cookiecutter.distribution == "parameter_server" %}
+    yield from check_sums()
+    # {% endif %}
     yield from check_weights_of_examples()
 
 
@@ -149,6 +152,24 @@ def check_updates():
             yield f"the result of {metric.name!r} has shape {shape}; return one number, ()"
 
 
+# {% if cookiecutter.distribution == "parameter_server" %}
+def check_sums():
+    """Yield a sentence for each metric that isn't a sum: train.py adds up what each step adds."""
+    create_training_state()
+    metrics = train.validation_metrics
+    run_validation_step()
+    once = [[variable.numpy() for variable in metric.variables] for metric in metrics]
+    run_validation_step()
+    for metric, values in zip(metrics, once, strict=True):
+        pairs = zip(metric.variables, values, strict=True)
+        if not all(is_close(variable.numpy(), 2 * value) for variable, value in pairs):
+            yield (
+                f"the variables of {metric.name!r} are not sums over examples that begin at 0, so "
+                "the result would be wrong; use a sum or a mean, not a maximum, say"
+            )
+
+
+# {% endif %}
 def check_weights_of_examples():
     """Yield a hint about metrics that count examples whose sample weight is 0."""
     create_training_state()
