@@ -166,7 +166,8 @@ gen_math_ops.add_n = lambda inputs, **_: functools.reduce(
 )
 # {% if cookiecutter.task == "text_classification" %}
 
-# The approximate GELU of BERT has a third power. tf.pow computes it slowly on CPUs.
+# BERT's approximation of GELU contains x³. On CPUs, tf.pow computes that slowly unless the
+# arithmetic optimization, which is off here, replaces it.
 power = gen_math_ops._pow
 gen_math_ops._pow = lambda x, y, name=None: (
     x * tf.square(x) if isinstance(y, int) and y == 3 else power(x, y, name)

@@ -10,7 +10,7 @@ def explain_error(error):
         )
     # If a GPU's memory is used up, a report of it has an "XLA Label" for each buffer.
     if config.jit_compile and re.search("XLA(?! Label)", text):
-        return WrongInput(f"--jit-compile: XLA can't compile this step: {get_reason(error)}")
+        return WrongInput(f"leave out --jit-compile: XLA can't compile a step: {get_reason(error)}")
     if "`merge_call` called while" in text:
         return WrongInput(
             "a hook, or a layer such as BatchNormalization, sums over replicas, which TensorFlow "

@@ -977,7 +977,7 @@ def create_strategy():
     # With the dependency optimization, a step could update a weight before it reads it. It removes
     # control edges that a path through another operation implies, such as the IdentityN of all
     # gradients in the sum over replicas. Then it removes that IdentityN, too.
-    # The arithmetic optimization would join sums of two tensors in an AddN; see section 1.
+    # The arithmetic optimization would join sums of two tensors in one AddN; see section 1.
     disabled = ["dependency_optimization", "arithmetic_optimization"]
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers. For example,
@@ -2399,7 +2399,7 @@ def explain_error(error):
         )
     # If a GPU's memory is used up, a report of it has an "XLA Label" for each buffer.
     if config.jit_compile and re.search("XLA(?! Label)", text):
-        return WrongInput(f"--jit-compile: XLA can't compile this step: {get_reason(error)}")
+        return WrongInput(f"leave out --jit-compile: XLA can't compile a step: {get_reason(error)}")
     if "`merge_call` called while" in text:
         return WrongInput(
             "a hook, or a layer such as BatchNormalization, sums over replicas, which TensorFlow "

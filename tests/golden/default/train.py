@@ -672,7 +672,7 @@ def create_strategy():
     # With the dependency optimization, a step could update a weight before it reads it. It removes
     # control edges that a path through another operation implies, such as the IdentityN of all
     # gradients in the sum over replicas. Then it removes that IdentityN, too.
-    # The arithmetic optimization would join sums of two tensors in an AddN; see section 1.
+    # The arithmetic optimization would join sums of two tensors in one AddN; see section 1.
     disabled = ["dependency_optimization", "arithmetic_optimization"]
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers. For example,

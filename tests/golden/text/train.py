@@ -69,7 +69,8 @@ gen_math_ops.add_n = lambda inputs, **_: functools.reduce(
     lambda *pair: tf.raw_ops.AddN(inputs=pair), inputs
 )
 
-# The approximate GELU of BERT has a third power. tf.pow computes it slowly on CPUs.
+# BERT's approximation of GELU contains x³. On CPUs, tf.pow computes that slowly unless the
+# arithmetic optimization, which is off here, replaces it.
 power = gen_math_ops._pow
 gen_math_ops._pow = lambda x, y, name=None: (
     x * tf.square(x) if isinstance(y, int) and y == 3 else power(x, y, name)
@@ -743,7 +744,7 @@ def create_strategy():
     # With the dependency optimization, a step could update a weight before it reads it. It removes
     # control edges that a path through another operation implies, such as the IdentityN of all
     # gradients in the sum over replicas. Then it removes that IdentityN, too.
-    # The arithmetic optimization would join sums of two tensors in an AddN; see section 1.
+    # The arithmetic optimization would join sums of two tensors in one AddN; see section 1.
     disabled = ["dependency_optimization", "arithmetic_optimization"]
     if config.device_kind == "CPU" and name != "one_device":
         # Otherwise, replicas in one process would not be bit-identical to workers. For example,
