@@ -183,6 +183,7 @@ def fetch(batch):
 
     This runs in the graph of a step, on a worker. It isn't done ahead of time. With several tasks,
     tf.numpy_function would run on the chief, for all workers: read by tf.io.
+
     Each result is a tensor [batch, …]: pad examples of different sizes, such as molecules, to
     one size for all batches.
     The exported model takes what this returns or, if that is a tuple, its first component: for
@@ -264,7 +265,7 @@ def create_metrics(strategy):
     """Return three lists: the metrics of the train, validation and test split.
 
     If a metric creates variables in its first update, as F1Score does, update it here and reset it.
-    Variables of a metric are sums over examples: what each step adds to them is added up, from 0.
+    The variables of a metric must be sums that begin at 0: a mean works, a maximum doesn't.
     """
     with strategy.scope():
         # TODO(you): your metrics. Each has a scalar result, unlike F1Score with its defaults, and a
