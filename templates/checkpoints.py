@@ -22,12 +22,13 @@ def create_checkpoints():
 def sum_variables():
     """Return the sum of all variables, [] float32. It is not finite if one of them isn't."""
     # {% if cookiecutter.__size == "parameter_server" %}
-    sums = []
+    total = 0.0
     for variable in list_variables((model, optimizer)):
         if "float" in variable.dtype:
             with tf.device(variable.value.device):  # sums are sent over the network, not weights
-                sums.append(tf.reduce_sum(tf.cast(variable, "float32")))
-    return tf.add_n(sums)
+                part = tf.reduce_sum(tf.cast(variable, "float32"))
+            total += part
+    return total
     # {% else %}
     return sum(
         tf.reduce_sum(tf.cast(variable, "float32"))  # a sum of float16 may overflow

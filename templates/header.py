@@ -144,6 +144,7 @@ try:
     import keras
     import numpy as np
     import tensorflow as tf
+    from tensorflow.python.ops import gen_math_ops
 finally:
     os.dup2(stderr_copy, 2)
 # {% else %}
@@ -156,7 +157,6 @@ finally:
     os.dup2(stderr_copy, 2)
 # {% endif %}
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
-# {% if cookiecutter.__size != "parameter_server" %}
 
 # TensorFlow adds up gradients by AddN. With three or more inputs, its result would not always be
 # bit-identical: it overwrites an input that nobody else reads, and begins with that one
@@ -172,5 +172,4 @@ power = gen_math_ops._pow
 gen_math_ops._pow = lambda x, y, name=None: (
     x * tf.square(x) if isinstance(y, int) and y == 3 else power(x, y, name)
 )
-# {% endif %}
 # {% endif %}

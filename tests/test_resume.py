@@ -73,15 +73,23 @@ class Sums(keras.layers.Layer):
 )
 
 
+def assert_runs_are_bit_identical(script, *flags):
+    train(script, *flags, "--run-dir", "one")
+    train(script, *flags, "--run-dir", "two")
+    assert read_numbers(script.parent / "one") == read_numbers(script.parent / "two")
+
+
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=LONG)])
 @pytest.mark.parametrize("size", ["essential", "complete"])
 def test_sums_of_three_tensors_are_bit_identical_in_each_run(size, replicas, scripts, tmp_path):
     """With three inputs, the order in TensorFlow's AddN depends on timing (aggregate_ops.cc)."""
     script = write_variant(scripts[size], tmp_path, SUMS)
-    flags = ("--epochs", "2", *flags_of(replicas))
-    train(script, *flags, "--run-dir", "one")
-    train(script, *flags, "--run-dir", "two")
-    assert read_numbers(tmp_path / "one") == read_numbers(tmp_path / "two")
+    assert_runs_are_bit_identical(script, "--epochs", "2", *flags_of(replicas))
+
+
+def test_sums_of_three_tensors_are_bit_identical_without_a_cluster(server_script, tmp_path):
+    script = write_variant(server_script, tmp_path, SUMS)
+    assert_runs_are_bit_identical(script, "--epochs", "2")
 
 
 # --------------------------------------------------------------------------------------------------

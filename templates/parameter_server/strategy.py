@@ -1,5 +1,7 @@
 def create_strategy():
     """Read TF_CONFIG and return the strategy. A worker or server serves here until the run ends."""
+    # This optimization would join sums of two tensors in one AddN; see section 1.
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     cluster, job, index = read_tf_config()
     if job == "evaluator":
         config.mode = "continuous_evaluate"
@@ -20,9 +22,7 @@ def create_parameter_server_strategy(cluster):
     on_signals()
     tf.get_logger().addFilter(report_lost_worker)
     tf.config.set_visible_devices([], "GPU")  # GPUs are for workers
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
-    )
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(cluster))
     created = tf.distribute.ParameterServerStrategy(resolver)
     if created.num_replicas_in_sync > 1:
         raise WrongInput(

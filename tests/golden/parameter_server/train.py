@@ -61,9 +61,17 @@ try:
     import keras
     import numpy as np
     import tensorflow as tf
+    from tensorflow.python.ops import gen_math_ops
 finally:
     os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
+
+# TensorFlow adds up gradients by AddN. With three or more inputs, its result would not always be
+# bit-identical: it overwrites an input that nobody else reads, and begins with that one
+# (aggregate_ops.cc). Which input that is depends on timing. With two, the order has no effect.
+gen_math_ops.add_n = lambda inputs, **_: functools.reduce(
+    lambda *pair: tf.raw_ops.AddN(inputs=pair), inputs
+)
 
 # 2. Globals: assigned in `main`, read by hooks and steps ------------------------------------------
 
@@ -886,6 +894,8 @@ def fetch_result(result):
 
 def create_strategy():
     """Read TF_CONFIG and return the strategy. A worker or server serves here until the run ends."""
+    # This optimization would join sums of two tensors in one AddN; see section 1.
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     cluster, job, index = read_tf_config()
     if job == "evaluator":
         config.mode = "continuous_evaluate"
@@ -906,9 +916,7 @@ def create_parameter_server_strategy(cluster):
     on_signals()
     tf.get_logger().addFilter(report_lost_worker)
     tf.config.set_visible_devices([], "GPU")  # GPUs are for workers
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
-    )
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(cluster))
     created = tf.distribute.ParameterServerStrategy(resolver)
     if created.num_replicas_in_sync > 1:
         raise WrongInput(
@@ -1162,12 +1170,13 @@ def create_checkpoints():
 @tf.function
 def sum_variables():
     """Return the sum of all variables, [] float32. It is not finite if one of them isn't."""
-    sums = []
+    total = 0.0
     for variable in list_variables((model, optimizer)):
         if "float" in variable.dtype:
             with tf.device(variable.value.device):  # sums are sent over the network, not weights
-                sums.append(tf.reduce_sum(tf.cast(variable, "float32")))
-    return tf.add_n(sums)
+                part = tf.reduce_sum(tf.cast(variable, "float32"))
+            total += part
+    return total
 
 
 def save(kind):
