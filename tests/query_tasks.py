@@ -91,6 +91,32 @@ def write_preset(folder):
     return {weight.path: float(np.sum(np.abs(weight.numpy()))) for weight in backbone.weights}
 
 
+def save_backbone(is_called, folder):
+    """Return whether a model on KerasHub's DeBERTa can be loaded, and its variables' paths."""
+    import keras
+    import keras_hub
+
+    keras.utils.clear_session()
+    backbone = keras_hub.models.DebertaV3Backbone(
+        vocabulary_size=20,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=16,
+        max_sequence_length=12,
+        bucket_size=4,
+    )
+    outputs = backbone(backbone.input) if is_called else backbone.output
+    model = keras.Model(backbone.input, keras.layers.Dense(3)(outputs[:, 0]))
+    model.save(f"{folder}/model.keras")
+    try:
+        keras.saving.load_model(f"{folder}/model.keras").set_weights(model.get_weights())
+        is_loaded = True
+    except ValueError:
+        is_loaded = False
+    return is_loaded, [variable.path for variable in model.variables]
+
+
 def predict_pairs(export):
     """Return the shape of what an export predicts for two pairs of texts."""
     import tensorflow_text  # noqa: F401 (registers operations)

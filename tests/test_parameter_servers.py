@@ -367,9 +367,10 @@ def save(original, kind):
 def test_signal_that_arrives_three_times_saves(server_script, tmp_path):
     """As from `uv run` and a shell, if the same signal is sent to all processes of a group."""
     script = write_copies(server_script, [tmp_path], SAVE_IN_A_SECOND)[0]
-    process = fork(script, "--epochs", "500")
+    process = fork(script, "--epochs", "500", "--steps-per-loop", "1")
     log = tmp_path / "run" / "metrics.jsonl"
-    wait_until(lambda: log.exists() and len(log.read_text().splitlines()) > 3, process)
+    # In the middle of the second epoch: right after the end of one, everything is saved.
+    wait_until(lambda: log.exists() and len(log.read_text().splitlines()) > 25, process)
     process.send_signal(signal.SIGTERM)
     wait_until((tmp_path / "saves").exists, process)
     process.send_signal(signal.SIGTERM)

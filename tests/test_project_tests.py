@@ -1966,6 +1966,14 @@ def compute_loss(original, labels, predictions, sample_weight):
     return tf.exp(-log_variance) * loss + log_variance / config.replicas
 """
 
+# Keras's own get_config has `units`, and no `width`.
+UNSAVED_ARGUMENT = """
+@keras.saving.register_keras_serializable()
+class Wide(keras.layers.Dense):
+    def __init__(self, width, **options):
+        super().__init__(width, **options)
+""" + end_model_with("Wide(width=10)")
+
 # By name: the code, and a part of the warning. The hooks may be as intended.
 WARNINGS = {
     "metric that forgets weights": (
@@ -1983,6 +1991,10 @@ WARNINGS = {
     "model that a step does not update": (
         NO_UPDATE,
         "the first step doesn't update sequential, which has an optimizer",
+    ),
+    "model that cannot be saved": (
+        UNSAVED_ARGUMENT,
+        "create_model_and_optimizer: model.keras can't be written and loaded (TypeError",
     ),
     "mean that Adam hides": (MEAN_IN_THE_GRADIENTS, "are twice as large on two replicas"),
 }

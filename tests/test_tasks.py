@@ -296,6 +296,14 @@ def test_preset_gives_weights_and_tokenizer(text_script, tmp_path):
     assert "test loss" in train(script, "--mode", "evaluate")
 
 
+@pytest.mark.long
+def test_backbone_of_keras_hub_is_called_as_a_layer(tmp_path):
+    """Otherwise, Keras can't load model.keras with DeBERTa. Checkpoints are the same."""
+    is_loaded, paths = query("tasks.save_backbone", True, tmp_path)
+    assert is_loaded
+    assert query("tasks.save_backbone", False, tmp_path) == [False, paths]
+
+
 OTHER_EXAMPLES = """
 @wraps_original
 def create_datasets(original):

@@ -1,12 +1,16 @@
 """Checks of create_model_and_optimizer, and of what the model does with a batch."""
 
 import contextlib
+import tempfile
+from pathlib import Path
 
 from check_tools import (
+    SAVING_ADVICE,
     Hint,
     create_mirrored_strategy,
     create_training_state,
     cut_batch,
+    describe_error,
     find_layers,
     find_unmirrored,
     has_batch_dimension,
@@ -50,6 +54,7 @@ def check_model():
     yield from check_tracking(models)
     yield from check_stateful_layers(models)
     yield from check_constant_calls(called, models)
+    yield from check_saving(models[0])
     optimizers = [optimizer for optimizer in optimizers if optimizer]
     yield from check_scope("the optimizer", optimizers)
     yield from check_optimizer_tracking(models, created[1])
@@ -144,6 +149,22 @@ def check_constant_calls(called, models):
             "called on a constant, such as keras.ops.arange(n), call it in the `call` of a layer "
             "of your own; if it belongs to a frozen network, set trainable=False there"
         )
+
+
+def check_saving(model):
+    """Yield a hint if the model can't be written as model.keras, and loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
+        try:
+            model.save(path)
+            # The file is the project's own, so a Lambda layer in it may be loaded.
+            loaded = keras.saving.load_model(path, compile=False, safe_mode=False)
+            loaded.set_weights(model.get_weights())
+        except Exception as error:  # layers can raise any type
+            yield Hint(
+                f"model.keras can't be written and loaded ({describe_error(error)}); "
+                f"{SAVING_ADVICE}"
+            )
 
 
 def check_optimizer_tracking(models, optimizers):

@@ -10,6 +10,11 @@ from train import keras, np, tf  # train.py imports them without TensorFlow's me
 
 SPLITS = ("train", "validation", "test")
 PARTS = ("features", "labels", "sample_weight")  # returned by `preprocess`
+SAVING_ADVICE = (
+    "give each class of your own @keras.saving.register_keras_serializable(), a get_config with "
+    "all arguments, and a build that creates its variables and builds its layers; call a backbone "
+    "of KerasHub as a layer: backbone(backbone.input)"
+)
 
 
 class Hint(str):

@@ -15,7 +15,15 @@ from pathlib import Path
 
 import hook_checks
 from check_models import draws_in_evaluation
-from check_tools import describe_error, fetch_batches, find_layers, is_random, set_globals, unpack
+from check_tools import (
+    SAVING_ADVICE,
+    describe_error,
+    fetch_batches,
+    find_layers,
+    is_random,
+    set_globals,
+    unpack,
+)
 from hook_names import RESULT, find_hook
 
 import train
@@ -512,8 +520,7 @@ LOADING_HINTS = {
     ),
     compare_keras_file: (
         "create_model_and_optimizer",
-        "give each class of your own @keras.saving.register_keras_serializable(), a get_config "
-        "with all arguments, and a build that creates its variables and builds its layers",
+        SAVING_ADVICE,
     ),
 }
 

@@ -101,7 +101,8 @@ def create_model_and_optimizer(strategy):
                 intermediate_dim=512,
                 max_sequence_length=SEQUENCE_LENGTH,
             )
-        pooled = keras.layers.Dropout(0.1)(backbone.output["pooled_output"])
+        # Called as a layer: Keras can't load some other backbones from their separate layers.
+        pooled = keras.layers.Dropout(0.1)(backbone(backbone.input)["pooled_output"])
         # 26 is the number of classes.
         logits = keras.layers.Dense(26, dtype="float32")(pooled)  # float32 in mixed precision too
         model = keras.Model(backbone.input, logits)
