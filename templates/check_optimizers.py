@@ -8,12 +8,11 @@ def check_optimizers():
     if config.replicas == 1:
         return
     # {% endif %}
-    options = """
-        clipnorm clipvalue global_clipnorm
-        gradient_accumulation_steps ema_overwrite_frequency inner_optimizer
-    """.split()
     for each in tf.nest.flatten(optimizer):
-        for option in options:
+        for option in """
+            clipnorm clipvalue global_clipnorm
+            gradient_accumulation_steps ema_overwrite_frequency inner_optimizer
+        """.split():
             if getattr(each, option, None):
                 # {% if cookiecutter.__size == "complete" %}
                 raise WrongInput(

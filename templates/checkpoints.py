@@ -86,12 +86,10 @@ def find_checkpoint(kind):
 
     Raise WrongInput if "best" has none, or if a new run would replace what another one left.
     """
-    steps = list_checkpoints(kind)
-    if steps:
+    if steps := list_checkpoints(kind):
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
-    # The files are TensorFlow's lists of complete checkpoints.
-    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
-    if kind == "best" or any(run_path(name).exists() for name in leftovers):
+    # TensorFlow lists complete checkpoints in a file named checkpoint.
+    if kind == "best" or any(run_path().glob("*/*/checkpoint")) or run_path("export").exists():
         raise WrongInput(
             f"--run-dir {config.run_dir}: no complete {kind} checkpoint; use another or new folder"
         )

@@ -23,7 +23,6 @@ def read_tf_config():
             return []
         # {% endif %}
         cluster = resolver.cluster_spec()
-        own_address = cluster.task_address(resolver.task_type, resolver.task_id)
         jobs = cluster.as_dict()
         # {% if cookiecutter.__size == "complete" %}
         jobs.pop("evaluator", None)
@@ -31,7 +30,9 @@ def read_tf_config():
         addresses = jobs.pop("chief", []) + jobs.pop("worker", [])
         if jobs:
             raise ValueError(f"{', '.join(jobs)} is not chief or worker")
-        config.worker_index = addresses.index(own_address)
+        config.worker_index = addresses.index(
+            cluster.task_address(resolver.task_type, resolver.task_id)
+        )
         config.workers = len(addresses)
     except Exception as error:
         # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a

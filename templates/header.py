@@ -46,6 +46,7 @@ import datetime
 import functools
 import gc
 import json
+import linecache
 import math
 import os
 import pickle
@@ -65,7 +66,7 @@ import traceback
 import zlib
 from pathlib import Path
 
-# {% include "on_signals.py" %}
+# {% include "complete/on_signals.py" %}
 
 
 if __name__ == "__main__":
@@ -81,6 +82,7 @@ import datetime
 import functools
 import gc
 import json
+import linecache
 import math
 import os
 import platform
@@ -98,6 +100,7 @@ import zlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
+
 # {% include "on_signals.py" %}
 
 
@@ -109,6 +112,7 @@ import datetime
 import functools
 import gc
 import json
+import linecache
 import math
 import os
 import platform
@@ -124,6 +128,7 @@ import traceback
 import zlib
 from pathlib import Path
 
+
 # {% include "on_signals.py" %}
 
 
@@ -135,6 +140,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorF
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(1 + os.cpu_count()))
 # {% endif %}
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
+
+# AutoGraph reads the source of a function when the function is traced, which may be in the test or
+# the export, hours later. If train.py was edited meanwhile, it would read the lines of another
+# function. So Python reads each file once, and this one now.
+read_once = functools.cache(linecache.updatecache)
+linecache.updatecache = lambda path, *_: read_once(path)
+read_once(__file__)
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr_copy = os.dup(2)

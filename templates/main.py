@@ -52,8 +52,9 @@ def main(argv=None):
 
     # 5. Train.
     # {% if cookiecutter.__size == "complete" %}
-    first_step = state.step + state.skipped
-    iterator, _ = create_input(*datasets["train"], training=True, first_step=first_step)
+    iterator, _ = create_input(
+        *datasets["train"], training=True, first_step=state.step + state.skipped
+    )
     # {% else %}
     iterator, _ = create_input(*datasets["train"], training=True, first_step=state.step)
     # {% endif %}

@@ -1,6 +1,3 @@
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
 def on_signals(handler=signal.SIG_DFL):  # the default ends the process
-    for number in ENDING_SIGNALS:
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)

@@ -39,11 +39,11 @@ def create_input(examples, size, training=False, first_step=0):
         # Each parallel call holds a batch. Without autotuning, AUTOTUNE is the number of cores, at
         # most 16. `repeat` declares the dataset infinite. Else workers would send messages at each
         # step to agree on its end.
-        batches = places.map(
-            functools.partial(create_batch, examples, size, training), tf.data.AUTOTUNE
-        ).repeat()
-        return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(
-            INPUT_OPTIONS
+        return (
+            places.map(functools.partial(create_batch, examples, size, training), tf.data.AUTOTUNE)
+            .repeat()
+            .prefetch(2 * context.num_replicas_in_sync // workers)
+            .with_options(INPUT_OPTIONS)
         )
 
     if config.device_kind == "CPU":  # see next_batch

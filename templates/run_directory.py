@@ -31,9 +31,9 @@ def write_file(name, text):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    A checkpoint lacks the validation at its step, so a resumed run repeats that.
+    A checkpoint lacks the validation and the test at its step, so a resumed run repeats these.
     """
-    return line["step"] < step or (line["step"] == step and line["split"] == "train")
+    return line["step"] + (line["split"] != "train") <= step
 
 
 def describe_run():

@@ -955,3 +955,38 @@ def test_signal_that_a_hook_handles_does_not_end_the_run(size, scripts, tmp_path
     output = train(script, *FLAGS[:2], "--epochs", "1")
     assert "alarm" in output
     assert "written to run" in output
+
+
+# The run edits its own script, when it reads the data and after an epoch: other lines follow.
+EDITS_ITSELF = """
+def edit_script():
+    path = Path(__file__)
+    path.write_text("# an edit\\n\\n\\n" + path.read_text("utf-8"), "utf-8")
+
+
+@wraps_original
+def create_datasets(original):
+    edit_script()
+    return original()
+
+
+@wraps_original
+def end_epoch(original, history):
+    edit_script()
+    return original(history)
+"""
+
+
+@pytest.mark.parametrize("kind", ["essential", "complete", "parameter_server"])
+def test_edits_during_a_run_have_no_effect(kind, all_scripts, tmp_path):
+    """The functions of the test and of the export are traced at the end."""
+    runs = []
+    for name, codes in {"still": (), "edited": (EDITS_ITSELF,)}.items():
+        (tmp_path / name).mkdir()
+        script = write_variant(all_scripts[kind], tmp_path / name, SMALL_IMAGES, *codes)
+        train(script, *FLAGS)
+        runs.append(tmp_path / name / "run")
+    still, edited = runs
+    assert read_numbers(edited) == read_numbers(still)
+    predictions = [query("runs.predict_first_examples", run) for run in runs]
+    assert predictions[0] == predictions[1]

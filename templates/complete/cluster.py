@@ -112,9 +112,8 @@ def check_workers(datasets):
     chief_facts = broadcast(facts)
     for worker in range(1, config.workers):
         for name, value in broadcast(facts, source=worker).items():
-            expected = chief_facts.get(name)
-            if value != expected:
+            if value != chief_facts.get(name):
                 raise WrongInput(
-                    f"worker {worker} has {name} {value}, but the chief has {expected}; "
-                    "make both equal, and start all workers again"
+                    f"worker {worker} has {name} {value}, but the chief has "
+                    f"{chief_facts.get(name)}; make both equal, and start all workers again"
                 )

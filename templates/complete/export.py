@@ -22,8 +22,7 @@ def export(folder, examples):
     with report_export_errors("a SavedModel"):
         example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
         serve = create_serving_function(copies, example)
-        graph = serve.get_concrete_function().graph.as_graph_def()
-        if b"PyFunc" in graph.SerializeToString():
+        if b"PyFunc" in serve.get_concrete_function().graph.as_graph_def().SerializeToString():
             raise ValueError("`preprocess` or the model runs Python, which can't be saved")
         archive = keras.export.ExportArchive()
         # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.

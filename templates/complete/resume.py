@@ -102,8 +102,7 @@ def check_end(last_line, before):
 
 def check_edits():
     """Raise WrongInput if sections 3 and 4 differ from the run's copy of train.py."""
-    record = run_path("train.py")
-    before = read_definitions(record)
+    before = read_definitions(run_path("train.py"))
     now = read_definitions(Path(__file__))
     edits = [  # a repaired create_serving_function doesn't change the training
         name
@@ -113,7 +112,8 @@ def check_edits():
     if before and edits:  # without a copy, or with a corrupt one, there is nothing to compare
         raise WrongInput(
             f"train.py was edited since the last start of {config.run_dir}: {', '.join(edits)}; "
-            f"undo it, use another --run-dir, or rename {record} to resume all the same"
+            f"undo it, use another --run-dir, or rename {run_path('train.py')} to resume all the "
+            "same"
         )
 
 

@@ -18,8 +18,7 @@ def run_steps(distributed_step, arguments, stops=()):
             pending = wait_for_any(pending)
         if futures and stops:
             break
-        result = schedule(distributed_step, each)
-        futures.append(pool.submit(fetch_result, result))
+        futures.append(pool.submit(fetch_result, schedule(distributed_step, each)))
         pending.add(futures[-1])
     while pending:
         pending = wait_for_any(pending)

@@ -25,6 +25,7 @@ import datetime
 import functools
 import gc
 import json
+import linecache
 import math
 import os
 import pickle
@@ -59,6 +60,13 @@ if __name__ == "__main__":
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
+
+# AutoGraph reads the source of a function when the function is traced, which may be in the test or
+# the export, hours later. If train.py was edited meanwhile, it would read the lines of another
+# function. So Python reads each file once, and this one now.
+read_once = functools.cache(linecache.updatecache)
+linecache.updatecache = lambda path, *_: read_once(path)
+read_once(__file__)
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr_copy = os.dup(2)
@@ -778,13 +786,14 @@ def read_tf_config():
             config.mode = "continuous_evaluate"
             return []
         cluster = resolver.cluster_spec()
-        own_address = cluster.task_address(resolver.task_type, resolver.task_id)
         jobs = cluster.as_dict()
         jobs.pop("evaluator", None)
         addresses = jobs.pop("chief", []) + jobs.pop("worker", [])
         if jobs:
             raise ValueError(f"{', '.join(jobs)} is not chief or worker")
-        config.worker_index = addresses.index(own_address)
+        config.worker_index = addresses.index(
+            cluster.task_address(resolver.task_type, resolver.task_id)
+        )
         config.workers = len(addresses)
     except Exception as error:
         # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
@@ -921,11 +930,10 @@ def check_workers(datasets):
     chief_facts = broadcast(facts)
     for worker in range(1, config.workers):
         for name, value in broadcast(facts, source=worker).items():
-            expected = chief_facts.get(name)
-            if value != expected:
+            if value != chief_facts.get(name):
                 raise WrongInput(
-                    f"worker {worker} has {name} {value}, but the chief has {expected}; "
-                    "make both equal, and start all workers again"
+                    f"worker {worker} has {name} {value}, but the chief has "
+                    f"{chief_facts.get(name)}; make both equal, and start all workers again"
                 )
 
 
@@ -1181,11 +1189,11 @@ def create_input(examples, size, training=False, first_step=0):
         # Each parallel call holds a batch. Without autotuning, AUTOTUNE is the number of cores, at
         # most 16. `repeat` declares the dataset infinite. Else workers would send messages at each
         # step to agree on its end.
-        batches = places.map(
-            functools.partial(create_batch, examples, size, training), tf.data.AUTOTUNE
-        ).repeat()
-        return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(
-            INPUT_OPTIONS
+        return (
+            places.map(functools.partial(create_batch, examples, size, training), tf.data.AUTOTUNE)
+            .repeat()
+            .prefetch(2 * context.num_replicas_in_sync // workers)
+            .with_options(INPUT_OPTIONS)
         )
 
     if config.device_kind == "CPU":  # see next_batch
@@ -1522,8 +1530,7 @@ def list_checkpoints(kind):
     tf.train.latest_checkpoint reads TensorFlow's list. A kill may leave the list older than the
     files, and without the list it finds nothing.
     """
-    paths = run_path(f"checkpoints/{kind}").glob("ckpt-[0-9]*.*")
-    return sorted(set(map(get_step, paths)))
+    return sorted(set(map(get_step, run_path(f"checkpoints/{kind}").glob("ckpt-[0-9]*.*"))))
 
 
 def get_step(path):
@@ -1569,10 +1576,9 @@ def find_checkpoint(kind):
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
-    # The files are TensorFlow's lists of complete checkpoints.
-    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
-    is_new_run = may_resume and not any(map(Path.exists, map(run_path, leftovers)))
-    if checkpoint or is_new_run:
+    # TensorFlow lists complete checkpoints in a file named checkpoint.
+    is_used = any(run_path().glob("*/*/checkpoint")) or run_path("export").exists()
+    if checkpoint or (may_resume and not is_used):
         return checkpoint
     raise WrongInput(
         f"--run-dir {config.run_dir}: no checkpoint in checkpoints/{kind} can be used; use another "
@@ -1830,9 +1836,9 @@ def is_valid_log_line(line):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    A checkpoint lacks the validation at its step, so a resumed run repeats that.
+    A checkpoint lacks the validation and the test at its step, so a resumed run repeats these.
     """
-    return line["step"] < step or (line["step"] == step and line["split"] == "train")
+    return line["step"] + (line["split"] != "train") <= step
 
 
 def describe_run():
@@ -1965,8 +1971,7 @@ def check_end(last_line, before):
 
 def check_edits():
     """Raise WrongInput if sections 3 and 4 differ from the run's copy of train.py."""
-    record = run_path("train.py")
-    before = read_definitions(record)
+    before = read_definitions(run_path("train.py"))
     now = read_definitions(Path(__file__))
     edits = [  # a repaired create_serving_function doesn't change the training
         name
@@ -1976,7 +1981,8 @@ def check_edits():
     if before and edits:  # without a copy, or with a corrupt one, there is nothing to compare
         raise WrongInput(
             f"train.py was edited since the last start of {config.run_dir}: {', '.join(edits)}; "
-            f"undo it, use another --run-dir, or rename {record} to resume all the same"
+            f"undo it, use another --run-dir, or rename {run_path('train.py')} to resume all the "
+            "same"
         )
 
 
@@ -2051,8 +2057,7 @@ def export(folder, examples):
     with report_export_errors("a SavedModel"):
         example = fetch(tf.nest.map_structure(lambda values: values[:1], examples))
         serve = create_serving_function(copies, example)
-        graph = serve.get_concrete_function().graph.as_graph_def()
-        if b"PyFunc" in graph.SerializeToString():
+        if b"PyFunc" in serve.get_concrete_function().graph.as_graph_def().SerializeToString():
             raise ValueError("`preprocess` or the model runs Python, which can't be saved")
         archive = keras.export.ExportArchive()
         # TensorFlow exports a lookup table, as in `preprocess`, only if the archive tracks it.
@@ -2098,12 +2103,11 @@ def check_optimizers():
     """
     if config.replicas == 1:
         return
-    options = """
-        clipnorm clipvalue global_clipnorm
-        gradient_accumulation_steps ema_overwrite_frequency inner_optimizer
-    """.split()
     for each in tf.nest.flatten(optimizer):
-        for option in options:
+        for option in """
+            clipnorm clipvalue global_clipnorm
+            gradient_accumulation_steps ema_overwrite_frequency inner_optimizer
+        """.split():
             if getattr(each, option, None):
                 raise WrongInput(
                     f"create_model_and_optimizer: {type(each).__name__} with {option} is for one "
@@ -2512,8 +2516,9 @@ def main(argv=None):
     print_start()
 
     # 5. Train.
-    first_step = state.step + state.skipped
-    iterator, _ = create_input(*datasets["train"], training=True, first_step=first_step)
+    iterator, _ = create_input(
+        *datasets["train"], training=True, first_step=state.step + state.skipped
+    )
     train_epochs(iterator, validation_set)
 
     # 6. Test the checkpoint to export.

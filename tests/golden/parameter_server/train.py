@@ -23,6 +23,7 @@ import datetime
 import functools
 import gc
 import json
+import linecache
 import math
 import os
 import platform
@@ -40,11 +41,9 @@ import zlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 def on_signals(handler=signal.SIG_DFL):  # the default ends the process
-    for number in ENDING_SIGNALS:
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
 
 
@@ -53,6 +52,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorF
 # On a single core, TensorFlow would use one thread, and tasks would wait for each other forever.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(1 + os.cpu_count()))
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
+
+# AutoGraph reads the source of a function when the function is traced, which may be in the test or
+# the export, hours later. If train.py was edited meanwhile, it would read the lines of another
+# function. So Python reads each file once, and this one now.
+read_once = functools.cache(linecache.updatecache)
+linecache.updatecache = lambda path, *_: read_once(path)
+read_once(__file__)
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr_copy = os.dup(2)
@@ -534,8 +540,7 @@ def run_steps(distributed_step, arguments, stops=()):
             pending = wait_for_any(pending)
         if futures and stops:
             break
-        result = schedule(distributed_step, each)
-        futures.append(pool.submit(fetch_result, result))
+        futures.append(pool.submit(fetch_result, schedule(distributed_step, each)))
         pending.add(futures[-1])
     while pending:
         pending = wait_for_any(pending)
@@ -1216,12 +1221,10 @@ def find_checkpoint(kind):
 
     Raise WrongInput if "best" has none, or if a new run would replace what another one left.
     """
-    steps = list_checkpoints(kind)
-    if steps:
+    if steps := list_checkpoints(kind):
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
-    # The files are TensorFlow's lists of complete checkpoints.
-    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
-    if kind == "best" or any(run_path(name).exists() for name in leftovers):
+    # TensorFlow lists complete checkpoints in a file named checkpoint.
+    if kind == "best" or any(run_path().glob("*/*/checkpoint")) or run_path("export").exists():
         raise WrongInput(
             f"--run-dir {config.run_dir}: no complete {kind} checkpoint; use another or new folder"
         )
@@ -1284,9 +1287,9 @@ def read_file(name, parse=lambda text: {**json.loads(text)}):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    A checkpoint lacks the validation at its step, so a resumed run repeats that.
+    A checkpoint lacks the validation and the test at its step, so a resumed run repeats these.
     """
-    return line["step"] < step or (line["step"] == step and line["split"] == "train")
+    return line["step"] + (line["split"] != "train") <= step
 
 
 def describe_run():
@@ -1403,13 +1406,14 @@ def load_adapted(train_split, checkpoint):
 def initialize_run_dir():
     """Cut the log at the step, write config.json and train.py, and delete leftovers."""
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
-    kept = "".join(f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step))
-    write_file("metrics.jsonl", kept)
+    write_file(
+        "metrics.jsonl",
+        "".join(f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)),
+    )
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # The temporary folders are of killed processes.
-    temporary = run_path("checkpoints").glob("*/*_temp")
-    for path in (run_path("export"), run_path("export.part"), *temporary):
+    # TensorFlow's temporary folders are of killed processes.
+    for path in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -23,6 +23,7 @@ import datetime
 import functools
 import gc
 import json
+import linecache
 import math
 import os
 import platform
@@ -38,17 +39,22 @@ import traceback
 import zlib
 from pathlib import Path
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 def on_signals(handler=signal.SIG_DFL):  # the default ends the process
-    for number in ENDING_SIGNALS:
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
 
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # overrides ~/.keras/keras.json
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorFlow's messages
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
+
+# AutoGraph reads the source of a function when the function is traced, which may be in the test or
+# the export, hours later. If train.py was edited meanwhile, it would read the lines of another
+# function. So Python reads each file once, and this one now.
+read_once = functools.cache(linecache.updatecache)
+linecache.updatecache = lambda path, *_: read_once(path)
+read_once(__file__)
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr_copy = os.dup(2)
@@ -676,12 +682,13 @@ def read_tf_config():
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
         cluster = resolver.cluster_spec()
-        own_address = cluster.task_address(resolver.task_type, resolver.task_id)
         jobs = cluster.as_dict()
         addresses = jobs.pop("chief", []) + jobs.pop("worker", [])
         if jobs:
             raise ValueError(f"{', '.join(jobs)} is not chief or worker")
-        config.worker_index = addresses.index(own_address)
+        config.worker_index = addresses.index(
+            cluster.task_address(resolver.task_type, resolver.task_id)
+        )
         config.workers = len(addresses)
     except Exception as error:
         # TensorFlow raises AttributeError, KeyError, RecursionError, TypeError or ValueError for a
@@ -905,11 +912,11 @@ def create_input(examples, size, training=False, first_step=0):
         # Each parallel call holds a batch. Without autotuning, AUTOTUNE is the number of cores, at
         # most 16. `repeat` declares the dataset infinite. Else workers would send messages at each
         # step to agree on its end.
-        batches = places.map(
-            functools.partial(create_batch, examples, size, training), tf.data.AUTOTUNE
-        ).repeat()
-        return batches.prefetch(2 * context.num_replicas_in_sync // workers).with_options(
-            INPUT_OPTIONS
+        return (
+            places.map(functools.partial(create_batch, examples, size, training), tf.data.AUTOTUNE)
+            .repeat()
+            .prefetch(2 * context.num_replicas_in_sync // workers)
+            .with_options(INPUT_OPTIONS)
         )
 
     if config.device_kind == "CPU":  # see next_batch
@@ -1112,12 +1119,10 @@ def find_checkpoint(kind):
 
     Raise WrongInput if "best" has none, or if a new run would replace what another one left.
     """
-    steps = list_checkpoints(kind)
-    if steps:
+    if steps := list_checkpoints(kind):
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
-    # The files are TensorFlow's lists of complete checkpoints.
-    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
-    if kind == "best" or any(run_path(name).exists() for name in leftovers):
+    # TensorFlow lists complete checkpoints in a file named checkpoint.
+    if kind == "best" or any(run_path().glob("*/*/checkpoint")) or run_path("export").exists():
         raise WrongInput(
             f"--run-dir {config.run_dir}: no complete {kind} checkpoint; use another or new folder"
         )
@@ -1247,9 +1252,9 @@ def read_file(name, parse=lambda text: {**json.loads(text)}):
 def is_kept_on_resume(line, step):
     """Return whether a log line remains when the run resumes at a step.
 
-    A checkpoint lacks the validation at its step, so a resumed run repeats that.
+    A checkpoint lacks the validation and the test at its step, so a resumed run repeats these.
     """
-    return line["step"] < step or (line["step"] == step and line["split"] == "train")
+    return line["step"] + (line["split"] != "train") <= step
 
 
 def describe_run():
@@ -1354,9 +1359,9 @@ def load_adapted(train_split, checkpoint):
     Raise WrongInput if a worker has another run directory.
     """
     if config.worker_index == 0 and not checkpoint:
-        train = tf.data.Dataset.from_tensor_slices(train_split[0])
+        result = adapt(tf.data.Dataset.from_tensor_slices(train_split[0]))
         # The braces raise an error if the hook returns no dict.
-        write_file("adapted.json", json.dumps({**adapt(train)}))
+        write_file("adapted.json", json.dumps({**result}))
     sum_over_workers(0)  # wait until the chief has written the file
     # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
     # the worker creates it, too.
@@ -1374,13 +1379,14 @@ def initialize_run_dir():
     if config.worker_index > 0:
         return
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
-    kept = "".join(f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step))
-    write_file("metrics.jsonl", kept)
+    write_file(
+        "metrics.jsonl",
+        "".join(f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)),
+    )
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", Path(__file__).read_text("utf-8"))
-    # The temporary folders are of killed processes.
-    temporary = run_path("checkpoints").glob("*/*_temp")
-    for path in (run_path("export"), run_path("export.part"), *temporary):
+    # TensorFlow's temporary folders are of killed processes.
+    for path in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -1431,12 +1437,11 @@ def check_optimizers():
     Keras clips the gradients of each replica, and a LossScaleOptimizer, which has an
     `inner_optimizer`, sees the overflow of one replica. With the other options, Keras fails.
     """
-    options = """
-        clipnorm clipvalue global_clipnorm
-        gradient_accumulation_steps ema_overwrite_frequency inner_optimizer
-    """.split()
     for each in tf.nest.flatten(optimizer):
-        for option in options:
+        for option in """
+            clipnorm clipvalue global_clipnorm
+            gradient_accumulation_steps ema_overwrite_frequency inner_optimizer
+        """.split():
             if getattr(each, option, None):
                 raise WrongInput(
                     f"create_model_and_optimizer: {type(each).__name__} with {option} is for "
