@@ -151,9 +151,10 @@ def find_checkpoint(kind):
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
-    # TensorFlow lists complete checkpoints in a file named checkpoint.
-    is_used = any(run_path().glob("*/*/checkpoint")) or run_path("export").exists()
-    if checkpoint or (may_resume and not is_used):
+    # The files are TensorFlow's lists of complete checkpoints.
+    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
+    is_new_run = may_resume and not any(map(Path.exists, map(run_path, leftovers)))
+    if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
         f"--run-dir {config.run_dir}: no checkpoint in checkpoints/{kind} can be used; use another "

@@ -17,8 +17,7 @@ def explain_error(error):
             "can't do in a compiled function, a loop or a branch; leave out the sum, or "
             "--jit-compile and --accumulation-steps"
         )
-    lost_workers = find_lost_workers(error)
-    if lost_workers:
+    if lost_workers := find_lost_workers(error):
         return RunInterrupted(f"{lost_workers} failed; start all workers again")
     if re.search("start gRPC server|port for local server", text):
         return WrongInput(

@@ -153,8 +153,7 @@ def wait_for_checkpoint(trained_dir):
     waiting_since = time.monotonic()
     while True:
         lines = read_log(trained_dir)
-        checkpoint = find_new_checkpoint(trained_dir)
-        if checkpoint:
+        if checkpoint := find_new_checkpoint(trained_dir):
             return checkpoint
         if lines and lines[-1]["split"] == "test":
             raise RunFinished(f"{trained_dir} is finished")

@@ -1576,9 +1576,10 @@ def find_checkpoint(kind):
         if best_steps and not read_newest("best", best_steps):
             steps = [step for step in steps if step <= best_steps[-1]]
     checkpoint = read_newest(kind, steps)
-    # TensorFlow lists complete checkpoints in a file named checkpoint.
-    is_used = any(run_path().glob("*/*/checkpoint")) or run_path("export").exists()
-    if checkpoint or (may_resume and not is_used):
+    # The files are TensorFlow's lists of complete checkpoints.
+    leftovers = ["checkpoints/last/checkpoint", "checkpoints/best/checkpoint", "export"]
+    is_new_run = may_resume and not any(map(Path.exists, map(run_path, leftovers)))
+    if checkpoint or is_new_run:
         return checkpoint
     raise WrongInput(
         f"--run-dir {config.run_dir}: no checkpoint in checkpoints/{kind} can be used; use another "
@@ -2368,8 +2369,7 @@ def wait_for_checkpoint(trained_dir):
     waiting_since = time.monotonic()
     while True:
         lines = read_log(trained_dir)
-        checkpoint = find_new_checkpoint(trained_dir)
-        if checkpoint:
+        if checkpoint := find_new_checkpoint(trained_dir):
             return checkpoint
         if lines and lines[-1]["split"] == "test":
             raise RunFinished(f"{trained_dir} is finished")
@@ -2410,8 +2410,7 @@ def explain_error(error):
             "can't do in a compiled function, a loop or a branch; leave out the sum, or "
             "--jit-compile and --accumulation-steps"
         )
-    lost_workers = find_lost_workers(error)
-    if lost_workers:
+    if lost_workers := find_lost_workers(error):
         return RunInterrupted(f"{lost_workers} failed; start all workers again")
     if re.search("start gRPC server|port for local server", text):
         return WrongInput(
