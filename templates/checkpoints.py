@@ -89,7 +89,11 @@ def find_checkpoint(kind):
     if steps := list_checkpoints(kind):
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
     # TensorFlow lists complete checkpoints in a file named checkpoint.
-    if kind == "best" or any(run_path().glob("*/*/checkpoint")) or run_path("export").exists():
+    if (
+        kind == "best"
+        or any(run_path().glob("checkpoints/*/checkpoint"))
+        or run_path("export").exists()
+    ):
         raise WrongInput(
             f"--run-dir {config.run_dir}: no complete {kind} checkpoint; use another or new folder"
         )

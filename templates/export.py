@@ -33,7 +33,7 @@ def export(folder, examples):
     for each in gc.get_objects():
         if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
             archive.track(each)
-    part = folder.with_name("export.part")
+    part = run_path("checkpoints/best/export_temp")
     archive.write_out(part, verbose=False)
     copies[0].save(part / "model.keras")
     part.rename(folder)

@@ -45,6 +45,7 @@ import dataclasses
 import datetime
 import functools
 import gc
+import inspect
 import json
 import linecache
 import math
@@ -81,6 +82,7 @@ import dataclasses
 import datetime
 import functools
 import gc
+import inspect
 import json
 import linecache
 import math
@@ -111,6 +113,7 @@ import dataclasses
 import datetime
 import functools
 import gc
+import inspect
 import json
 import linecache
 import math
@@ -143,10 +146,10 @@ gc.set_threshold(50_000)  # with the default of 700, imports and traces take lon
 
 # AutoGraph reads the source of a function when the function is traced, which may be in the test or
 # the export, hours later. If train.py was edited meanwhile, it would read the lines of another
-# function. So Python reads each file once, and this one now.
-read_once = functools.cache(linecache.updatecache)
-linecache.updatecache = lambda path, *_: read_once(path)
-read_once(__file__)
+# function. So this reads train.py now, and replaces two functions that make Python read an edited
+# file again. The second one, of AutoGraph, is below.
+source_lines, _ = inspect.findsource(on_signals)
+linecache.checkcache = lambda *_: None
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr_copy = os.dup(2)
@@ -169,6 +172,8 @@ finally:
     os.dup2(stderr_copy, 2)
 # {% endif %}
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
+# `str` is a function without effect here.
+sys.modules["tensorflow.python.autograph.pyct.inspect_utils"]._fix_linecache_record = str  # type: ignore
 
 # TensorFlow adds up gradients by AddN. With three or more inputs, its result would not always be
 # bit-identical: it overwrites an input that nobody else reads, and begins with that one

@@ -91,9 +91,11 @@ def load_adapted(train_split, checkpoint):
     Raise WrongInput if a worker has another run directory.
     """
     if config.worker_index == 0 and not checkpoint:
-        result = adapt(tf.data.Dataset.from_tensor_slices(train_split[0]))
         # The braces raise an error if the hook returns no dict.
-        write_file("adapted.json", json.dumps({**result}))
+        write_file(
+            "adapted.json",
+            json.dumps({**adapt(tf.data.Dataset.from_tensor_slices(train_split[0]))}),
+        )
     sum_over_workers(0)  # wait until the chief has written the file
     # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
     # the worker creates it, too.
@@ -131,7 +133,7 @@ def initialize_run_dir():
         "".join(f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)),
     )
     write_file("config.json", json.dumps(describe_run()))
-    write_file("train.py", Path(__file__).read_text("utf-8"))
-    # TensorFlow's temporary folders are of killed processes.
+    write_file("train.py", "".join(source_lines))
+    # Killed processes leave unfinished checkpoints and exports in folders named …_temp.
     for path in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
         shutil.rmtree(path, ignore_errors=True)

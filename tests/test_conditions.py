@@ -199,7 +199,7 @@ def test_chief_listens_on_both_kinds_of_addresses(complete_script):
 # By run directory: files whose errors are about it, and files of hooks.
 FILES_OF_ERRORS = {
     "run": (["run", "run/metrics.jsonl", "run/checkpoints/last/ckpt-1.index"], ["run2/x", "x", ""]),
-    "runs/a/": (["runs", "runs/a/export.part"], ["runs/b", "/runs"]),
+    "runs/a/": (["runs", "runs/a/export"], ["runs/b", "/runs"]),
     "/data/run": (["/data", "/data/run/x"], ["/data/run.csv", "/data/images/1.png", "", "run"]),
     "None": (["None", "None/x"], ["", "x"]),
     ".": ([], ["x.csv", "./x.csv", "", "/x"]),  # files of hooks can't be told from the run's

@@ -65,7 +65,7 @@ save_model = keras.Model.save
 
 def save_and_die(model, path, *args, **options):
     save_model(model, path, *args, **options)
-    if path.parent == run_path("export.part"):
+    if path.parent in [run_path("export.part"), run_path("checkpoints/best/export_temp")]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 keras.Model.save = save_and_die
@@ -77,7 +77,8 @@ def test_run_killed_within_its_export_exports_again(size, scripts, train_once, t
     run_dir = tmp_path / "run"
     script = write_variant(scripts[size], tmp_path, SMALL_IMAGES, DIE_WITHIN_EXPORT)
     assert run_script(script, *FLAGS).code == -signal.SIGKILL
-    assert (run_dir / "export.part").exists()
+    part = "checkpoints/best/export_temp" if size == "essential" else "export.part"
+    assert (run_dir / part).exists()
     assert not (run_dir / "export").exists()
     output = train(write_variant(scripts[size], tmp_path, SMALL_IMAGES), *FLAGS)
     assert "resumed at step " in output

@@ -161,4 +161,4 @@ def initialize_run_dir():
     write_file("config.json", json.dumps(describe_run()))
     write_file("adapted.json", json.dumps(adapted))
     shutil.rmtree(run_path("export"), ignore_errors=True)  # with it, the run would seem finished
-    write_file("train.py", Path(__file__).read_text("utf-8"))
+    write_file("train.py", "".join(source_lines))

@@ -101,7 +101,8 @@ def create_model_and_optimizer(strategy):
                 intermediate_dim=512,
                 max_sequence_length=SEQUENCE_LENGTH,
             )
-        # Called as a layer: Keras can't load some other backbones from their separate layers.
+        # The backbone is one layer of the model. If the model had the backbone's layers one by one,
+        # Keras couldn't load model.keras with some other backbones, such as DeBERTa's.
         pooled = keras.layers.Dropout(0.1)(backbone(backbone.input)["pooled_output"])
         # 26 is the number of classes.
         logits = keras.layers.Dense(26, dtype="float32")(pooled)  # float32 in mixed precision too

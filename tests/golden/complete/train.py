@@ -24,6 +24,7 @@ import dataclasses
 import datetime
 import functools
 import gc
+import inspect
 import json
 import linecache
 import math
@@ -63,10 +64,10 @@ gc.set_threshold(50_000)  # with the default of 700, imports and traces take lon
 
 # AutoGraph reads the source of a function when the function is traced, which may be in the test or
 # the export, hours later. If train.py was edited meanwhile, it would read the lines of another
-# function. So Python reads each file once, and this one now.
-read_once = functools.cache(linecache.updatecache)
-linecache.updatecache = lambda path, *_: read_once(path)
-read_once(__file__)
+# function. So this reads train.py now, and replaces two functions that make Python read an edited
+# file again. The second one, of AutoGraph, is below.
+source_lines, _ = inspect.findsource(on_signals)
+linecache.checkcache = lambda *_: None
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr_copy = os.dup(2)
@@ -79,6 +80,8 @@ try:
 finally:
     os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
+# `str` is a function without effect here.
+sys.modules["tensorflow.python.autograph.pyct.inspect_utils"]._fix_linecache_record = str  # type: ignore
 
 # TensorFlow adds up gradients by AddN. With three or more inputs, its result would not always be
 # bit-identical: it overwrites an input that nobody else reads, and begins with that one
@@ -1839,6 +1842,7 @@ def is_kept_on_resume(line, step):
 
     A checkpoint lacks the validation and the test at its step, so a resumed run repeats these.
     """
+    # For validation and test, True counts as 1: the step has to be below.
     return line["step"] + (line["split"] != "train") <= step
 
 
@@ -2031,7 +2035,7 @@ def initialize_run_dir():
     write_file("config.json", json.dumps(describe_run()))
     write_file("adapted.json", json.dumps(adapted))
     shutil.rmtree(run_path("export"), ignore_errors=True)  # with it, the run would seem finished
-    write_file("train.py", Path(__file__).read_text("utf-8"))
+    write_file("train.py", "".join(source_lines))
 
 
 def export_model(datasets):

@@ -22,6 +22,7 @@ import dataclasses
 import datetime
 import functools
 import gc
+import inspect
 import json
 import linecache
 import math
@@ -51,10 +52,10 @@ gc.set_threshold(50_000)  # with the default of 700, imports and traces take lon
 
 # AutoGraph reads the source of a function when the function is traced, which may be in the test or
 # the export, hours later. If train.py was edited meanwhile, it would read the lines of another
-# function. So Python reads each file once, and this one now.
-read_once = functools.cache(linecache.updatecache)
-linecache.updatecache = lambda path, *_: read_once(path)
-read_once(__file__)
+# function. So this reads train.py now, and replaces two functions that make Python read an edited
+# file again. The second one, of AutoGraph, is below.
+source_lines, _ = inspect.findsource(on_signals)
+linecache.checkcache = lambda *_: None
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
 stderr_copy = os.dup(2)
@@ -67,6 +68,8 @@ try:
 finally:
     os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
+# `str` is a function without effect here.
+sys.modules["tensorflow.python.autograph.pyct.inspect_utils"]._fix_linecache_record = str  # type: ignore
 
 # TensorFlow adds up gradients by AddN. With three or more inputs, its result would not always be
 # bit-identical: it overwrites an input that nobody else reads, and begins with that one
@@ -1008,7 +1011,11 @@ def find_checkpoint(kind):
     if steps := list_checkpoints(kind):
         return run_path(f"checkpoints/{kind}/ckpt-{steps[-1]}")
     # TensorFlow lists complete checkpoints in a file named checkpoint.
-    if kind == "best" or any(run_path().glob("*/*/checkpoint")) or run_path("export").exists():
+    if (
+        kind == "best"
+        or any(run_path().glob("checkpoints/*/checkpoint"))
+        or run_path("export").exists()
+    ):
         raise WrongInput(
             f"--run-dir {config.run_dir}: no complete {kind} checkpoint; use another or new folder"
         )
@@ -1139,6 +1146,7 @@ def is_kept_on_resume(line, step):
 
     A checkpoint lacks the validation and the test at its step, so a resumed run repeats these.
     """
+    # For validation and test, True counts as 1: the step has to be below.
     return line["step"] + (line["split"] != "train") <= step
 
 
@@ -1241,9 +1249,11 @@ def load_adapted(train_split, checkpoint):
     Raise WrongInput if a worker has another run directory.
     """
     if config.worker_index == 0 and not checkpoint:
-        result = adapt(tf.data.Dataset.from_tensor_slices(train_split[0]))
         # The braces raise an error if the hook returns no dict.
-        write_file("adapted.json", json.dumps({**result}))
+        write_file(
+            "adapted.json",
+            json.dumps({**adapt(tf.data.Dataset.from_tensor_slices(train_split[0]))}),
+        )
     sum_over_workers(0)  # wait until the chief has written the file
     # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
     # the worker creates it, too.
@@ -1266,8 +1276,8 @@ def initialize_run_dir():
         "".join(f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)),
     )
     write_file("config.json", json.dumps(describe_run()))
-    write_file("train.py", Path(__file__).read_text("utf-8"))
-    # TensorFlow's temporary folders are of killed processes.
+    write_file("train.py", "".join(source_lines))
+    # Killed processes leave unfinished checkpoints and exports in folders named …_temp.
     for path in (run_path("export"), *run_path("checkpoints").glob("*/*_temp")):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -1301,7 +1311,7 @@ def export(folder, examples):
     for each in gc.get_objects():
         if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
             archive.track(each)
-    part = folder.with_name("export.part")
+    part = run_path("checkpoints/best/export_temp")
     archive.write_out(part, verbose=False)
     copies[0].save(part / "model.keras")
     part.rename(folder)
