@@ -33,7 +33,7 @@ def export(folder, examples):
     for each in gc.get_objects():
         if issubclass(type(each), tf.saved_model.experimental.TrackableResource):
             archive.track(each)
-    part = run_path("checkpoints/best/export_temp")
+    part = run_path("checkpoints/best/export_temp")  # removed at the next start, after a kill
     archive.write_out(part, verbose=False)
     copies[0].save(part / "model.keras")
     part.rename(folder)

@@ -45,7 +45,6 @@ import dataclasses
 import datetime
 import functools
 import gc
-import inspect
 import json
 import linecache
 import math
@@ -82,7 +81,6 @@ import dataclasses
 import datetime
 import functools
 import gc
-import inspect
 import json
 import linecache
 import math
@@ -113,7 +111,6 @@ import dataclasses
 import datetime
 import functools
 import gc
-import inspect
 import json
 import linecache
 import math
@@ -145,10 +142,10 @@ os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(1 + os.cpu_count()))
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # AutoGraph reads the source of a function when the function is traced, which may be in the test or
-# the export, hours later. If train.py was edited meanwhile, it would read the lines of another
-# function. So this reads train.py now, and replaces two functions that make Python read an edited
-# file again. The second one, of AutoGraph, is below.
-source_lines, _ = inspect.findsource(on_signals)
+# the export, hours later. If train.py was edited meanwhile, it would find another function at the
+# same line. So the file is read now, under the name that AutoGraph uses, and not again: an edit
+# has no effect on this run. Python's own check for edits is replaced here, AutoGraph's below.
+source_lines = linecache.updatecache(on_signals.__code__.co_filename)
 linecache.checkcache = lambda *_: None
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
@@ -172,7 +169,7 @@ finally:
     os.dup2(stderr_copy, 2)
 # {% endif %}
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
-# `str` is a function without effect here.
+# Turn off AutoGraph's check for edits; see above. A call of `str` has no effect.
 sys.modules["tensorflow.python.autograph.pyct.inspect_utils"]._fix_linecache_record = str  # type: ignore
 
 # TensorFlow adds up gradients by AddN. With three or more inputs, its result would not always be

@@ -33,7 +33,7 @@ def is_kept_on_resume(line, step):
 
     A checkpoint lacks the validation and the test at its step, so a resumed run repeats these.
     """
-    # For validation and test, True counts as 1: the step has to be below.
+    # True counts as 1, so the lines of validation and test need an earlier step.
     return line["step"] + (line["split"] != "train") <= step
 
 

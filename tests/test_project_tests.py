@@ -1994,7 +1994,7 @@ WARNINGS = {
     ),
     "model that cannot be saved": (
         UNSAVED_ARGUMENT,
-        "create_model_and_optimizer: model.keras can't be written and loaded (TypeError",
+        "create_model_and_optimizer: model.keras can't be written or loaded (TypeError",
     ),
     "mean that Adam hides": (MEAN_IN_THE_GRADIENTS, "are twice as large on two replicas"),
 }

@@ -24,6 +24,7 @@ from running import (
     read_split,
     run_script,
     shape_of,
+    start,
     start_workers,
     train,
     wait_until,
@@ -984,9 +985,28 @@ def test_edits_during_a_run_have_no_effect(kind, all_scripts, tmp_path):
     for name, codes in {"still": (), "edited": (EDITS_ITSELF,)}.items():
         (tmp_path / name).mkdir()
         script = write_variant(all_scripts[kind], tmp_path / name, SMALL_IMAGES, *codes)
-        train(script, *FLAGS)
-        runs.append(tmp_path / name / "run")
+        before = script.read_text(encoding="utf-8")
+        assert_succeeded([finish(start(script, *FLAGS))])  # by a relative path, as users do
+        run_dir = script.parent / "run"
+        assert (run_dir / "train.py").read_text(encoding="utf-8") == before
+        runs.append(run_dir)
     still, edited = runs
+    assert script.read_text(encoding="utf-8") != before
     assert read_numbers(edited) == read_numbers(still)
     predictions = [query("runs.predict_first_examples", run) for run in runs]
     assert predictions[0] == predictions[1]
+
+
+def test_reload_reads_an_edited_script(essential_script, tmp_path):
+    """As in a notebook. Otherwise, AutoGraph would read the lines of before."""
+    script = write_variant(essential_script, tmp_path)
+    code = (
+        "import importlib, pathlib, train\n"
+        "path = pathlib.Path(train.__file__)\n"
+        "path.write_text('# an edit\\n' + path.read_text('utf-8'), 'utf-8')\n"
+        "importlib.reload(train)\n"
+        "assert train.source_lines[0] == '# an edit\\n'\n"
+    )
+    command = [sys.executable, "-c", code]
+    finished = subprocess.run(command, cwd=script.parent, env=environment(), check=False)
+    assert finished.returncode == 0

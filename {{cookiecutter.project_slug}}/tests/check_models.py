@@ -152,7 +152,7 @@ def check_constant_calls(called, models):
 
 
 def check_saving(model):
-    """Yield a hint if the model can't be written as model.keras, and loaded."""
+    """Yield a hint if model.keras can't be written, or can't be loaded with all weights."""
     with tempfile.TemporaryDirectory() as folder, tf.device("CPU:0"):
         path = Path(folder, "model.keras")
         try:
@@ -165,8 +165,7 @@ def check_saving(model):
             return
         except Exception as error:  # layers can raise any type
             yield Hint(
-                f"model.keras can't be written and loaded ({describe_error(error)}); "
-                f"{SAVING_ADVICE}"
+                f"model.keras can't be written or loaded ({describe_error(error)}); {SAVING_ADVICE}"
             )
 
 

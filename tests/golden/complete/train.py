@@ -24,7 +24,6 @@ import dataclasses
 import datetime
 import functools
 import gc
-import inspect
 import json
 import linecache
 import math
@@ -63,10 +62,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # set it to 0 to see TensorF
 gc.set_threshold(50_000)  # with the default of 700, imports and traces take longer
 
 # AutoGraph reads the source of a function when the function is traced, which may be in the test or
-# the export, hours later. If train.py was edited meanwhile, it would read the lines of another
-# function. So this reads train.py now, and replaces two functions that make Python read an edited
-# file again. The second one, of AutoGraph, is below.
-source_lines, _ = inspect.findsource(on_signals)
+# the export, hours later. If train.py was edited meanwhile, it would find another function at the
+# same line. So the file is read now, under the name that AutoGraph uses, and not again: an edit
+# has no effect on this run. Python's own check for edits is replaced here, AutoGraph's below.
+source_lines = linecache.updatecache(on_signals.__code__.co_filename)
 linecache.checkcache = lambda *_: None
 
 # TensorFlow's import writes to file descriptor 2 at every log level (abseil-cpp#1957).
@@ -80,7 +79,7 @@ try:
 finally:
     os.dup2(stderr_copy, 2)
 gc.freeze()  # collections, as in keras.utils.clear_session, would visit the libraries' objects
-# `str` is a function without effect here.
+# Turn off AutoGraph's check for edits; see above. A call of `str` has no effect.
 sys.modules["tensorflow.python.autograph.pyct.inspect_utils"]._fix_linecache_record = str  # type: ignore
 
 # TensorFlow adds up gradients by AddN. With three or more inputs, its result would not always be
@@ -1842,7 +1841,7 @@ def is_kept_on_resume(line, step):
 
     A checkpoint lacks the validation and the test at its step, so a resumed run repeats these.
     """
-    # For validation and test, True counts as 1: the step has to be below.
+    # True counts as 1, so the lines of validation and test need an earlier step.
     return line["step"] + (line["split"] != "train") <= step
 
 
