@@ -1251,11 +1251,9 @@ def load_adapted(train_split, checkpoint):
     Raise WrongInput if a worker has another run directory.
     """
     if config.worker_index == 0 and not checkpoint:
+        train = tf.data.Dataset.from_tensor_slices(train_split[0])
         # The braces raise an error if the hook returns no dict.
-        write_file(
-            "adapted.json",
-            json.dumps({**adapt(tf.data.Dataset.from_tensor_slices(train_split[0]))}),
-        )
+        write_file("adapted.json", json.dumps({**adapt(train)}))
     sum_over_workers(0)  # wait until the chief has written the file
     # On NFS, a worker that looked for the folder too early can't see it for half a minute, unless
     # the worker creates it, too.
