@@ -23,7 +23,7 @@ class RunFinished(Exception):
 
 
 # {% endif %}
-class RunInterrupted(Exception):
+class RunInterrupted(RunFailed):
     # {% if cookiecutter.__size == "parameter_server" %}
     """The run was interrupted, or the chief or a server failed: the same command resumes it."""
 
@@ -32,4 +32,3 @@ class RunInterrupted(Exception):
 
     # {% endif %}
     exit_code = 143
-    label = "stopped"

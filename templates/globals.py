@@ -36,8 +36,11 @@ def flag(default, text, **options):
     return dataclasses.field(default=default, metadata=options)
 
 
-def bounded(kind, above=0, below=2**31):
-    """Return a function that parses the number of a flag, and checks its bounds."""
+def bounded(kind, above=0, below=2_147_483_648):
+    """Return a function that parses the number of a flag, and checks its bounds.
+
+    Steps, positions and seeds are int32.
+    """
 
     def number(text):
         value = kind(text)

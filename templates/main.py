@@ -3,6 +3,8 @@ def main(argv=None):
     global config, state, strategy
 
     # 1. Read the flags and find the devices.
+    # The graphs of an earlier call contain its model.
+    assert not config.train_data, "a process can have one run; reload the module to call main again"
     config = parse_flags(argv)
     state = State()
     strategy = create_strategy()

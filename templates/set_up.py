@@ -1,8 +1,8 @@
 # {% if cookiecutter.__size == "complete" %}
 def set_up_process():
     """Install the handlers of signals, and create a folder for temporary files."""
-    state.scratch = tempfile.mkdtemp(prefix="train-")
-    tempfile.tempdir = state.scratch  # AutoGraph leaves files there
+    # AutoGraph leaves files in this folder.
+    tempfile.tempdir = state.scratch = tempfile.mkdtemp(prefix="train-")
     listen_for_signals()
 
 

@@ -22,6 +22,7 @@ from running import (
     query,
     read_numbers,
     read_split,
+    run_python,
     run_script,
     shape_of,
     start,
@@ -1010,3 +1011,29 @@ def test_reload_reads_an_edited_script(essential_script, tmp_path):
     command = [sys.executable, "-c", code]
     finished = subprocess.run(command, cwd=script.parent, env=environment(), check=False)
     assert finished.returncode == 0
+
+
+TWO_RUNS = """
+import importlib, train
+
+flags = ["--epochs", "1", "--global-batch-size", "16"]
+train.main([*flags, "--run-dir", "first"])
+try:
+    train.main([*flags, "--run-dir", "rejected"])
+except AssertionError as error:
+    assert "reload" in str(error)
+else:
+    raise SystemExit("its graphs contain the first run's model")
+importlib.reload(train)
+train.main([*flags, "--learning-rate", "0.01", "--run-dir", "second"])
+"""
+
+
+@pytest.mark.parametrize("kind", ["essential", "complete", "parameter_server"])
+def test_second_run_in_a_process_needs_a_reload(kind, all_scripts, tmp_path):
+    """As in a notebook, to compare learning rates."""
+    script = write_variant(all_scripts[kind], tmp_path, SMALL_IMAGES)
+    run_python(TWO_RUNS, tmp_path)
+    assert not (tmp_path / "rejected").exists()
+    train(script, *FLAGS[:2], "--epochs", "1", "--learning-rate", "0.01", "--run-dir", "alone")
+    assert read_numbers(tmp_path / "second") == read_numbers(tmp_path / "alone")

@@ -68,14 +68,14 @@ def serve(cluster, job, index):
     else:
         on_signals(start_grace_period)
     import_operations()
-    address = cluster[job][index]
     try:
         _server = tf.distribute.Server(cluster, job, index)  # serves while it is referenced
     except tf.errors.OpError as error:
         raise WrongInput(
-            f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
+            f"TF_CONFIG: {job} {index} can't listen at {cluster[job][index]} ({error.message}); "
+            "use a free port"
         ) from None  # with a cause, it would count as a server's failure
-    print_status(f"{job} {index} serves at {address}")
+    print_status(f"{job} {index} serves at {cluster[job][index]}")
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
         raise RunInterrupted(

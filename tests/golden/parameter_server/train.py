@@ -108,8 +108,11 @@ def flag(default, text, **options):
     return dataclasses.field(default=default, metadata=options)
 
 
-def bounded(kind, above=0, below=2**31):
-    """Return a function that parses the number of a flag, and checks its bounds."""
+def bounded(kind, above=0, below=2_147_483_648):
+    """Return a function that parses the number of a flag, and checks its bounds.
+
+    Steps, positions and seeds are int32.
+    """
 
     def number(text):
         value = kind(text)
@@ -644,11 +647,10 @@ class RunFinished(Exception):
     label = "finished"
 
 
-class RunInterrupted(Exception):
+class RunInterrupted(RunFailed):
     """The run was interrupted, or the chief or a server failed: the same command resumes it."""
 
     exit_code = 143
-    label = "stopped"
 
 
 def print_status(line, end="\n"):
@@ -782,14 +784,14 @@ def serve(cluster, job, index):
     else:
         on_signals(start_grace_period)
     import_operations()
-    address = cluster[job][index]
     try:
         _server = tf.distribute.Server(cluster, job, index)  # serves while it is referenced
     except tf.errors.OpError as error:
         raise WrongInput(
-            f"TF_CONFIG: {job} {index} can't listen at {address} ({error.message}); use a free port"
+            f"TF_CONFIG: {job} {index} can't listen at {cluster[job][index]} ({error.message}); "
+            "use a free port"
         ) from None  # with a cause, it would count as a server's failure
-    print_status(f"{job} {index} serves at {address}")
+    print_status(f"{job} {index} serves at {cluster[job][index]}")
     chief = cluster["chief"][0]
     if not is_finished_by_chief(chief, finished_file):
         raise RunInterrupted(
@@ -1664,6 +1666,8 @@ def main(argv=None):
     global config, state, strategy
 
     # 1. Read the flags and find the devices.
+    # The graphs of an earlier call contain its model.
+    assert not config.train_data, "a process can have one run; reload the module to call main again"
     config = parse_flags(argv)
     state = State()
     strategy = create_strategy()

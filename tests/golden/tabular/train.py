@@ -105,8 +105,11 @@ def flag(default, text, **options):
     return dataclasses.field(default=default, metadata=options)
 
 
-def bounded(kind, above=0, below=2**31):
-    """Return a function that parses the number of a flag, and checks its bounds."""
+def bounded(kind, above=0, below=2_147_483_648):
+    """Return a function that parses the number of a flag, and checks its bounds.
+
+    Steps, positions and seeds are int32.
+    """
 
     def number(text):
         value = kind(text)
@@ -540,11 +543,10 @@ class RunFailed(Exception):
     label = "stopped"
 
 
-class RunInterrupted(Exception):
+class RunInterrupted(RunFailed):
     """The run was interrupted or a worker failed: the same command resumes it."""
 
     exit_code = 143
-    label = "stopped"
 
 
 def print_status(line, end="\n"):
@@ -1507,6 +1509,8 @@ def main(argv=None):
     global config, state, strategy
 
     # 1. Read the flags and find the devices.
+    # The graphs of an earlier call contain its model.
+    assert not config.train_data, "a process can have one run; reload the module to call main again"
     config = parse_flags(argv)
     state = State()
     strategy = create_strategy()
