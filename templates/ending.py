@@ -15,9 +15,10 @@ def report_error(error):
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed, or its port is in use; start all workers again")
     # {% endif %}
-    if re.search("No space left|Disk quota exceeded", f"{error}"):
+    if re.search("No space left|Disk quota exceeded|; Permission denied", f"{error}"):
         error = RunFailed(
-            f"the disk is full, or its quota is used up ({error}); make room and start again"
+            f"the disk is full, its quota is used up, or a file has another owner ({error}); "
+            "make room, or change the owner, and start again"
         )
     if is_in_run_dir(error):
         error = WrongInput(

@@ -6,11 +6,26 @@ FIXED_SETTINGS = """
 """.split()
 
 
+# {% if cookiecutter.__size == "essential" %}
+def cut_log(text):
+    """Return the lines of metrics.jsonl that a resumed run keeps.
+
+    A kill may have cut the last one short.
+    """
+    return "".join(
+        f"{line}\n"
+        for line in text.splitlines()
+        if line.endswith("}") and is_kept_on_resume(json.loads(line), state.step)
+    )
+
+
+# {% else %}
 def parse_log(text):
     """Return the lines of metrics.jsonl. A kill may have cut the last one short."""
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
+# {% endif %}
 def find_run():
     """Return the checkpoint to resume from or to evaluate, or None.
 
@@ -122,14 +137,16 @@ def initialize_run_dir():
     check_shared(zlib.crc32(f"{state.step} {config.train_data}".encode()))
     if config.worker_index > 0:
         return
+    kept = read_file("metrics.jsonl", cut_log) if state.step else ""
+    write_file("metrics.jsonl", kept)
     # {% else %}
     """Cut the log at the step, write config.json and train.py, and delete leftovers."""
-    # {% endif %}
     lines = read_file("metrics.jsonl", parse_log) if state.step else []
     write_file(
         "metrics.jsonl",
         "".join(f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)),
     )
+    # {% endif %}
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", "".join(source_lines))
     # Killed processes leave unfinished checkpoints and exports in folders named …_temp.

@@ -182,6 +182,19 @@ def test_essential_script_rejects_a_corrupt_checkpoint(
     assert_fails(run_script(script, *flags), 2, f"checkpoints/{kind}/ckpt-38 is corrupt")
 
 
+@pytest.mark.parametrize("line", ['{"accuracy": 1}', "{1}"])
+def test_essential_script_names_a_log_with_another_line(
+    line, essential_script, train_once, tmp_path
+):
+    script = write_variant(essential_script, tmp_path)
+    run_dir = shutil.copytree(train_once("--epochs", "2"), tmp_path / "run")
+    with (run_dir / "metrics.jsonl").open("a", encoding="utf-8") as log:
+        log.write(f"{line}\n")
+    with assert_unchanged(run_dir):
+        outcome = run_script(script, "--epochs", "3")
+    assert_rejected(outcome, "run/metrics.jsonl can't be read", "fix it")
+
+
 def test_essential_script_resumes_from_the_checkpoint_before(
     essential_script, train_once, tmp_path
 ):

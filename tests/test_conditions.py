@@ -190,6 +190,17 @@ def test_used_up_quota_is_reported_like_a_full_disk(size, scripts):
     assert "; make room" in errors
 
 
+@pytest.mark.parametrize("size", ["essential", "parameter_server"])
+def test_checkpoint_of_another_user_is_reported(size, all_scripts):
+    text = "{{function_node SaveV2}} run/checkpoints/last/ckpt-19_temp/part; Permission denied"
+    code, errors = query(
+        "conditions.explain_graph_error", all_scripts[size], "PermissionDeniedError", text
+    )
+    assert code == 1
+    assert "has another owner" in errors
+    assert "change the owner" in errors
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_chief_listens_on_both_kinds_of_addresses(complete_script):
     addresses = ["127.0.0.1", "::1"]

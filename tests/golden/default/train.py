@@ -1202,9 +1202,16 @@ FIXED_SETTINGS = """
 """.split()
 
 
-def parse_log(text):
-    """Return the lines of metrics.jsonl. A kill may have cut the last one short."""
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+def cut_log(text):
+    """Return the lines of metrics.jsonl that a resumed run keeps.
+
+    A kill may have cut the last one short.
+    """
+    return "".join(
+        f"{line}\n"
+        for line in text.splitlines()
+        if line.endswith("}") and is_kept_on_resume(json.loads(line), state.step)
+    )
 
 
 def find_run():
@@ -1272,11 +1279,8 @@ def initialize_run_dir():
     check_shared(zlib.crc32(f"{state.step} {config.train_data}".encode()))
     if config.worker_index > 0:
         return
-    lines = read_file("metrics.jsonl", parse_log) if state.step else []
-    write_file(
-        "metrics.jsonl",
-        "".join(f"{json.dumps(line)}\n" for line in lines if is_kept_on_resume(line, state.step)),
-    )
+    kept = read_file("metrics.jsonl", cut_log) if state.step else ""
+    write_file("metrics.jsonl", kept)
     write_file("config.json", json.dumps(describe_run()))
     write_file("train.py", "".join(source_lines))
     # Killed processes leave unfinished checkpoints and exports in folders named …_temp.
@@ -1488,9 +1492,10 @@ def report_error(error):
     failures = "^(Unavailable|Aborted|DeadlineExceeded)Error|invoking NCCL|start gRPC|incarnation"
     if config.workers > 1 and re.search(failures, f"{error!r}{error}"):
         error = RunInterrupted("a worker failed, or its port is in use; start all workers again")
-    if re.search("No space left|Disk quota exceeded", f"{error}"):
+    if re.search("No space left|Disk quota exceeded|; Permission denied", f"{error}"):
         error = RunFailed(
-            f"the disk is full, or its quota is used up ({error}); make room and start again"
+            f"the disk is full, its quota is used up, or a file has another owner ({error}); "
+            "make room, or change the owner, and start again"
         )
     if is_in_run_dir(error):
         error = WrongInput(

@@ -1640,9 +1640,10 @@ def report_error(error):
         error = RunInterrupted(
             "a server or worker failed, or the chief's port is in use; start all tasks again"
         )
-    if re.search("No space left|Disk quota exceeded", f"{error}"):
+    if re.search("No space left|Disk quota exceeded|; Permission denied", f"{error}"):
         error = RunFailed(
-            f"the disk is full, or its quota is used up ({error}); make room and start again"
+            f"the disk is full, its quota is used up, or a file has another owner ({error}); "
+            "make room, or change the owner, and start again"
         )
     if is_in_run_dir(error):
         error = WrongInput(
