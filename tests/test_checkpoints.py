@@ -192,7 +192,7 @@ def test_essential_script_names_a_log_with_another_line(
         log.write(f"{line}\n")
     with assert_unchanged(run_dir):
         outcome = run_script(script, "--epochs", "3")
-    assert_rejected(outcome, "run/metrics.jsonl can't be read", "fix it")
+    assert_rejected(outcome, "run/metrics.jsonl can't be read", "correct or restore it")
 
 
 def test_essential_script_resumes_from_the_checkpoint_before(

@@ -6,5 +6,5 @@ def read_object(name):
     except Exception as error:
         # OSError, TypeError for another JSON value, or ValueError for no JSON.
         raise WrongInput(
-            f"{path} can't be read ({error}); fix it, or use another --run-dir"
+            f"{path} can't be read ({error}); correct or restore it, or use another --run-dir"
         ) from error

@@ -1141,7 +1141,7 @@ def read_file(name, parse=lambda text: {**json.loads(text)}):
     except Exception as error:
         # OSError, or what parsing raises: AttributeError, KeyError, TypeError or ValueError.
         raise WrongInput(
-            f"{path} can't be read ({error}); fix it, or use another --run-dir"
+            f"{path} can't be read ({error}); correct or restore it, or use another --run-dir"
         ) from error
 
 
