@@ -1,8 +1,10 @@
 """Checkpoints: what they hold, corrupt ones, kills while they are written, and initial weights."""
 
+import ctypes
 import os
 import shutil
 import signal
+import sys
 
 import pytest
 from running import (
@@ -12,11 +14,13 @@ from running import (
     assert_same_run,
     assert_unchanged,
     environment,
+    finish,
     list_checkpoints,
     query,
     read_numbers,
     read_split,
     run_script,
+    start,
     train,
 )
 from variants import (
@@ -180,6 +184,24 @@ def test_essential_script_rejects_a_corrupt_checkpoint(
     cut(data)
     flags = {"last": ("--epochs", "3"), "best": ("--mode", "evaluate")}[kind]
     assert_fails(run_script(script, *flags), 2, f"checkpoints/{kind}/ckpt-38 is corrupt")
+
+
+def respect_permissions():
+    """Let root respect the permissions of files, from the next exec on. Others do so anyway."""
+    pr_capbset_drop, cap_dac_override = 24, 1
+    ctypes.CDLL(None).prctl(pr_capbset_drop, cap_dac_override, 0, 0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has prctl")
+@pytest.mark.parametrize("folder", ["checkpoints/last", "tensorboard/train"])
+def test_essential_script_names_a_folder_of_another_user(
+    folder, essential_script, train_once, tmp_path
+):
+    script = write_variant(essential_script, tmp_path)
+    run_dir = shutil.copytree(train_once("--epochs", "2"), tmp_path / "run")
+    (run_dir / folder).chmod(0o500)
+    outcome = finish(start(script, "--epochs", "3", preexec_fn=respect_permissions))
+    assert_fails(outcome, 1, f"run/{folder}", "Permission denied", "change the owner")
 
 
 @pytest.mark.parametrize("line", ['{"accuracy": 1}', "{1}"])
