@@ -616,13 +616,14 @@ def test_last_lines_of_the_first_failure_are_printed_at_the_end(project):
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_failures_are_ordered_by_time(first, project):
-    # The other worker exits 20 ms later, before it receives a signal.
+    # The other worker exits 50 ms later, in half of the runs before the launcher looks and sends a
+    # signal. With 20 ms, a loaded machine once let the launcher's threads see the ends in turn.
     body = WAIT_FOR_ALL + (
         f"if index == {first}:\n"
         "    Path('lost').touch()\n"
         "    os._exit(1)\n"
         "wait_for('lost')\n"
-        "time.sleep(0.02)\n"
+        "time.sleep(0.05)\n"
         "os._exit(143)\n"
     )
     run_launcher(project, body, "--workers", 2, code=1)

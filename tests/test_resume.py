@@ -21,6 +21,7 @@ from running import (
     assert_succeeded,
     assert_unchanged,
     count_lines,
+    environment,
     find_newest_step,
     finish,
     finish_all,
@@ -28,6 +29,7 @@ from running import (
     fork,
     kill,
     list_checkpoints,
+    query,
     read_numbers,
     read_split,
     run_script,
@@ -90,6 +92,26 @@ def test_sums_of_three_tensors_are_bit_identical_in_each_run(size, replicas, scr
 def test_sums_of_three_tensors_are_bit_identical_without_a_cluster(server_script, tmp_path):
     script = write_variant(server_script, tmp_path, SUMS)
     assert_runs_are_bit_identical(script, "--epochs", "2")
+
+
+@LONG
+@pytest.mark.parametrize(
+    ("flags", "allowed"),
+    [
+        ([], {"Variable.scatter_add", "crop_and_resize"}),
+        (["--deterministic"], set()),
+    ],
+)
+def test_operations_are_bit_identical_in_each_call(flags, allowed, essential_script):
+    """Otherwise, a resumed run could not end bit-identical. docs/tests.md lists the exceptions.
+
+    An exception may be bit-identical by chance.
+    """
+    threads = environment(TF_NUM_INTRAOP_THREADS="8")
+    counts = query("operations.count_results", essential_script, *flags, env=threads)
+    assert len(counts) > 42
+    different = {name for name, count in counts.items() if count > 1}
+    assert different <= allowed
 
 
 # --------------------------------------------------------------------------------------------------
