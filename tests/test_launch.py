@@ -617,7 +617,7 @@ def test_last_lines_of_the_first_failure_are_printed_at_the_end(project):
 @pytest.mark.parametrize("first", [0, 1])
 def test_failures_are_ordered_by_time(first, project):
     # The other worker exits 50 ms later, in half of the runs before the launcher looks and sends a
-    # signal. With 20 ms, a loaded machine once let the launcher's threads see the ends in turn.
+    # signal. After 20 ms, on a loaded machine, the launcher's threads once saw the second first.
     body = WAIT_FOR_ALL + (
         f"if index == {first}:\n"
         "    Path('lost').touch()\n"
